@@ -209,7 +209,7 @@ export const simulate = async (
   database: number
 ): Promise<Result> => {
   const { choices, conditions = busy, coverage, only, seed, steps, verbose } = options
-  const { lockstep } = library
+  const { layerStore, lockstep } = library
   const chosen = chosenOf(only, seed)
   const settings = settingsOf(conditions.lease)
   const records = new Records()
@@ -228,6 +228,7 @@ export const simulate = async (
     }
     const client = clientOf({
       argument: { settings, long: conditions.long, moves: 0.4 },
+      layerStore,
       lockstep,
       // The time of the world. The clocks of processes are for the library.
       clock: { now: () => simulation.world.now, wall: () => epoch + simulation.world.now, began: epoch, micros },

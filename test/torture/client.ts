@@ -1,5 +1,6 @@
 /** A process that is tortured: a real coordinator under generated workloads, until it is asked to stop. */
 import { Cause, Effect, Exit, identity, Layer, Option, Schedule, Stream } from "effect"
+import type { layerStore } from "../../src/effect/PersistedQueue.ts"
 import type * as Lockstep from "../../src/index.ts"
 import { randomOf } from "../../src/internal/simulation/choices.ts"
 import { History, Program } from "../../src/testing.ts"
@@ -61,6 +62,8 @@ export interface Clocks {
 /** What a workload is given. */
 export interface Client {
   readonly lockstep: typeof Lockstep
+  /** Of the same copy of the library. */
+  readonly layerStore: typeof layerStore
   /** 0 to 1. */
   readonly random: () => number
   readonly pick: <A>(items: ReadonlyArray<A>) => A
@@ -135,7 +138,7 @@ const [swift, longestRest] = [100, 500]
 
 const digits = (random: number): string => Math.floor(random * 2 ** 32).toString(16).padStart(8, "0")
 
-export interface Tools extends Pick<Client, "lockstep" | "random" | "stopping" | "clock"> {
+export interface Tools extends Pick<Client, "lockstep" | "layerStore" | "random" | "stopping" | "clock"> {
   /** How long it rests at least, in milliseconds. Default 0. */
   readonly least?: (() => number) | undefined
   /** Lets what is asked be interrupted at any moment: it fails with `gaveUp` then. */
@@ -176,7 +179,7 @@ const body = Effect.fnUntraced(function*(tools: Tools, requests: ReadonlyArray<A
 })
 
 export const clientOf = (tools: Tools): Client => {
-  const { argument, clock, interruptible = identity, lockstep, random, record, stopping } = tools
+  const { argument, clock, interruptible = identity, layerStore, lockstep, random, record, stopping } = tools
   let asked = 0
   let latency = 0
   const ask = (request: Request): Asked => {
@@ -199,6 +202,7 @@ export const clientOf = (tools: Tools): Client => {
     })
   return {
     lockstep,
+    layerStore,
     random,
     pick: (items) => items[Math.floor(random() * items.length)]!,
     unique: () => digits(random()) + digits(random()),
@@ -250,9 +254,14 @@ export const clientOf = (tools: Tools): Client => {
 /** Those of this machine. */
 const clock: Clocks = { now: () => performance.now(), wall: Date.now, began: 0, micros: History.now }
 
+/** The module that stands beside the index of a library. */
+export const storeOf = async (index: string): Promise<typeof layerStore> =>
+  (await import(new URL("effect/PersistedQueue.ts", index).href)).layerStore
+
 const main = async () => {
   const argument = Program.argument<Argument>()
   const lockstep: typeof Lockstep = await import(argument.library)
+  const layerStore = await storeOf(argument.library)
   const random = randomOf(argument.seed)
   let stop = false
   process.on("SIGUSR2", () => {
@@ -269,7 +278,7 @@ const main = async () => {
   const program = Effect.gen(function*() {
     const { record } = yield* History.recorder<Event>(argument.file)
     const write = yield* writer(argument.resource)
-    const client = clientOf({ argument, clock, lockstep, random, stopping: () => stop, record, write })
+    const client = clientOf({ argument, clock, layerStore, lockstep, random, stopping: () => stop, record, write })
     const chosen = workloads.filter(({ name }) => argument.only.length === 0 || argument.only.includes(name))
     const { changes } = yield* lockstep.Coordinator.Coordinator
     yield* Effect.forkScoped(Stream.runForEach(changes, (change) =>

@@ -884,6 +884,29 @@ export const bugs: { readonly [name: string]: Bug } = {
   // A change that overtakes the answer to joining is forgotten.
   earlyChange: {
     sources: [["internal/hold/membership.ts", "else if (this.state === \"asked\") this.#early.push(change)", ""]]
+  },
+  // An element that is on its way to a taker that waits no more is as good as handled.
+  untakenElement: {
+    only: ["persistedQueue"],
+    sources: [[
+      "effect/PersistedQueue.ts",
+      "return Effect.onInterrupt(Effect.interrupt, () => Effect.sync(() => this.#shrink()))",
+      "return Effect.void"
+    ]]
+  },
+  // An interrupted take uses up an attempt.
+  countedTake: {
+    only: ["persistedQueue"],
+    sources: [[
+      "effect/PersistedQueue.ts",
+      "return Effect.succeed({ tag: \"retry\", delay: 0, attempted: false })",
+      "return Effect.succeed({ tag: \"retry\", delay: 0, attempted: true })"
+    ]]
+  },
+  // The custom id of an element is only in its body.
+  doubledElement: {
+    only: ["persistedQueue"],
+    sources: [["effect/PersistedQueue.ts", "if (!isCustomId)", "if (element !== undefined)"]]
   }
 }
 

@@ -9,6 +9,7 @@ import { gate } from "./workloads/gate.ts"
 import { latch } from "./workloads/latch.ts"
 import { lock } from "./workloads/lock.ts"
 import { outbox } from "./workloads/outbox.ts"
+import { persistedQueue } from "./workloads/persistedQueue.ts"
 import { queue } from "./workloads/queue.ts"
 import { readWriteLock } from "./workloads/readWriteLock.ts"
 import { ref } from "./workloads/ref.ts"
@@ -39,5 +40,6 @@ export const workloads: ReadonlyArray<Workload> = [
   flow,
   outbox,
   singleton,
-  fence
+  fence,
+  persistedQueue
 ]
