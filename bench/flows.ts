@@ -39,7 +39,7 @@ const perEdge = async (
         add(figures, contestant, millis / edges)
       })
   )
-  const floor: Floor = { text: "<= 1.5", met: (median) => median("lockstep") <= 1.5 }
+  const floor: Floor = { text: "<= 0.5", met: (median) => median("lockstep") <= 0.5 }
   return [{ case: number, what, measure: "ms per edge", digits: 3, figures, floor }]
 }
 

@@ -89,7 +89,7 @@ const enqueue = async (context: Context): Promise<ReadonlyArray<Row>> => {
       {
         case: 16,
         what: `enqueue, ${bulk.toLocaleString("en")} jobs with a call`,
-        floor: { text: ">= 0.8 of raw stream", met: (_, ratio) => ratio("raw-queue") >= 0.8 }
+        floor: { text: ">= 1.0 of raw stream", met: (_, ratio) => ratio("raw-queue") >= 1 }
       },
       { is: "enqueue", producers: 1, batch: bulk, warm: (quick ? 2 : 3) * bulk, count: (quick ? 5 : 10) * bulk }
     )
@@ -108,7 +108,12 @@ const work = async (context: Context): Promise<ReadonlyArray<Row>> => {
         {
           case: 17,
           what: `process a backlog, concurrency ${concurrency}`,
-          floor: busy ? { text: ">= 3.0 of BullMQ", met: (_, ratio) => ratio("bullmq") >= 3 } : undefined,
+          floor: busy
+            ? {
+              text: ">= 1.0 of raw stream, 5.0 of BullMQ",
+              met: (_, ratio) => ratio("raw-queue") >= 1 && ratio("bullmq") >= 5
+            }
+            : undefined,
           ofCalls: busy ? { text: "<= 0.3", met: (median) => median("lockstep") <= 0.3 } : undefined
         },
         { is: "process", concurrency, warm: quick ? warm / 2 : warm, count: quick ? count / 2 : count }

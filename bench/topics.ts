@@ -117,8 +117,8 @@ const broadcast = async (context: Context): Promise<ReadonlyArray<Row>> => {
           {
             case: 13,
             what: `broadcast, ${handlers} ${handlers === 1 ? "subscriber" : "subscribers"} ${where}`,
-            floor: handlers === 1
-              ? { text: ">= 0.8 of XREAD, shared", met: (_, ratio) => ratio("xread") >= 0.8 }
+            floor: processes === 1
+              ? { text: ">= 0.95 of XREAD, shared", met: (_, ratio) => ratio("xread") >= 0.95 }
               : undefined
           },
           { parts, group: false },
