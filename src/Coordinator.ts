@@ -208,7 +208,7 @@ const counted = ({ home, hooks, settings }: Kernel): void => {
   )
 }
 
-// Of transitions that a subscriber has not read yet, for each partition: the oldest are dropped. The buffer is there also without one.
+// Transitions of each partition that a slow subscriber may leave unread. The whole buffer is allocated, also without subscribers.
 const unread = 16
 
 /** The reports of the kernel go to the context that the coordinator was made in. */
