@@ -60,7 +60,8 @@ export class Process implements Scheduler.Scheduler, Scheduler.SchedulerDispatch
   tasks: Array<() => void> = []
   /** One function for each effect that can be interrupted: it is called to do so. */
   readonly interrupts = new Set<() => void>()
-  readonly wires: Array<Wire> = []
+  /** Its connections that are not closed. */
+  wires: Array<Wire> = []
   readonly #world: World
   readonly #services: Context.Context<never>
 
@@ -159,7 +160,15 @@ export class Process implements Scheduler.Scheduler, Scheduler.SchedulerDispatch
   }
 
   #connect(role: string): Wire {
-    const wire = new Wire(this.name, role, this.io, () => this.pausedUntil > this.#world.now(), this.#world.onCut)
+    const wire = new Wire(role, {
+      name: this.name,
+      io: this.io,
+      isPaused: () => this.pausedUntil > this.#world.now(),
+      onCut: this.#world.onCut,
+      onClose: (closed) => {
+        this.wires = this.wires.filter((one) => one !== closed)
+      }
+    })
     this.wires.push(wire)
     return wire
   }

@@ -28,10 +28,20 @@ const streamsOf = (order: Order): ReadonlyArray<string> => {
   return rest.slice(0, rest.length / 2).map(String)
 }
 
+/** The process of a connection. */
+interface Owner {
+  readonly name: string
+  readonly io: Io
+  readonly isPaused: () => boolean
+  /** The connection breaks. */
+  readonly onCut: (wire: Wire) => void
+  readonly onClose: (wire: Wire) => void
+}
+
 export class Wire implements NodeConnection {
   readonly name: string
   readonly role: string
-  readonly #io: Io
+  readonly #owner: Owner
   /** In the order of sending. */
   sent: Array<Sending> = []
   /** In the order of their answers. */
@@ -43,17 +53,13 @@ export class Wire implements NodeConnection {
   // Answered, and that was lost: their processes still wait.
   #unheard: Array<Sending> = []
   readonly #listeners = makeListeners()
-  readonly #isPaused: () => boolean
-  readonly #onCut: (wire: Wire) => void
-  // It is broken, and its process stands still: these requests fail when it goes on.
+  // The connection broke while its process was paused: these requests fail when that goes on.
   #lost: Array<Sending> | undefined = undefined
 
-  constructor(owner: string, role: string, io: Io, isPaused: () => boolean, onCut: (wire: Wire) => void) {
+  constructor(role: string, owner: Owner) {
     this.role = role
-    this.#isPaused = isPaused
-    this.name = `${owner} ${role}`
-    this.#io = io
-    this.#onCut = onCut
+    this.name = `${owner.name} ${role}`
+    this.#owner = owner
   }
 
   readonly state = this.#listeners.state
@@ -73,7 +79,7 @@ export class Wire implements NodeConnection {
   #send(order: Order, millis: number): Promise<unknown> {
     if (!this.isReady()) return Promise.reject(fail(new NotConnected({ address: this.name, detail: undefined })))
     const { promise, reject, resolve } = Promise.withResolvers<unknown>()
-    const timer = this.#io.after(millis, () => {
+    const timer = this.#owner.io.after(millis, () => {
       this.#forget(sending)
       reject(fail(new Timeout({ command: order.command })))
     })
@@ -134,11 +140,11 @@ export class Wire implements NodeConnection {
   cut(detail: string): void {
     if (!this.isReady() || this.#lost !== undefined) return
     this.#lost = [...this.#unheard, ...this.answered, ...this.sent]
-    this.#onCut(this)
+    this.#owner.onCut(this)
     this.#unheard = []
     this.answered = []
     this.sent = []
-    if (this.#isPaused()) this.#io.after(0, () => this.#notice(detail))
+    if (this.#owner.isPaused()) this.#owner.io.after(0, () => this.#notice(detail))
     else this.#notice(detail)
   }
 
@@ -160,5 +166,6 @@ export class Wire implements NodeConnection {
     this.cut("closed")
     this.#notice("closed")
     this.#listeners.close()
+    this.#owner.onClose(this)
   }
 }
