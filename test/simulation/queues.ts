@@ -1,30 +1,29 @@
 /**
- * The queues of resources, looked at after each call that is about one: nothing is free and waited for, no claim is granted before one that
- * has waited for longer, and no waiter is forgotten.
+ * Looks at the queue of a resource after each call about it. Nothing may be free and waited for. No claim may be granted before one that
+ * has waited for longer, and no waiter may be forgotten.
  */
 import { kindOf } from "../../src/internal/actor/keys.ts"
 import { unnumberedAnyway } from "../../src/internal/actor/transport.ts"
 import { addressOf, batch } from "../../src/internal/actor/wire.ts"
 import { command, type Machine } from "../../src/internal/simulation/machine.ts"
 import { type Order, type Server, wordsOf } from "../../src/internal/simulation/server.ts"
-import { alarmOf, type Ask, dueOf, type Inquire, isFree, kinds, type Resource, resourceAt } from "./resources.ts"
+import { alarmOf, dueOf, isFree, kinds, type Read, type Resource, resourceAt } from "./resources.ts"
 
 const isQueueing = new RegExp(`\\}:(${kinds.join("|")}):`)
 
-// Where the clock of Redis was set back, a session that has expired is due so much later, in milliseconds.
-const setBack = 500
-
-const idOf = (claim: string): string => claim.slice(claim.indexOf("/") + 1)
+type Words = ReadonlyArray<string>
 
 const sessionOf = (claim: string): string => claim.slice(0, claim.indexOf("/"))
 
 /** Whether one of the calls is about this claim. */
-const isNamed = (claim: string, orders: ReadonlyArray<ReadonlyArray<string>>): boolean => {
-  const id = idOf(claim)
-  return orders.some((words) => words.some((word) => word === id || word.startsWith(`${id}:`)))
+const isNamed = (claim: string, calls: ReadonlyArray<Words>): boolean => {
+  const [session, id] = [sessionOf(claim), claim.slice(claim.indexOf("/") + 1)]
+  return calls.some((words) =>
+    words.includes(session) && words.some((word) => word === id || word.startsWith(`${id}:`))
+  )
 }
 
-/** Claims that are wrong with a queue, given as it was before. */
+/** Says which claim has come before one that has waited for longer, if one has. */
 const overtaken = (before: Resource, now: Resource, isAlive: (claim: string) => boolean): string | undefined => {
   const present = new Set(now.waiters.map(({ claim }) => claim))
   const former = before.waiters.map(({ claim }) => claim)
@@ -47,7 +46,9 @@ export class Queues {
   readonly #server: () => Server
   readonly #functions: string
   #before = new Map<string, Resource>()
-  #orders: Array<Order & { readonly is: "call" }> = []
+  #calls: Array<Order & { readonly is: "call" }> = []
+  // The clock of Redis can be set back. A session that is due later than this has never been dead.
+  #latest = 0
 
   constructor(machine: Machine, database: number, server: () => Server, functions: string) {
     this.#machine = machine
@@ -58,7 +59,8 @@ export class Queues {
 
   /** A request is executed, or refused. */
   heard(order: Order): void {
-    if (order.is === "call" && isQueueing.test(order.call.text)) this.#orders.push(order)
+    this.#latest = Math.max(this.#latest, this.#server().now)
+    if (order.is === "call" && isQueueing.test(order.call.text)) this.#calls.push(order)
   }
 
   /** Redis has forgotten something. */
@@ -68,27 +70,30 @@ export class Queues {
 
   /** What is wrong since the last time. */
   check(): undefined | Promise<string | undefined> {
-    if (this.#orders.length === 0) return undefined
-    const orders = this.#orders.map(({ call }) => wordsOf(call))
-    this.#orders = []
-    // Keys on their way have other names.
-    if (this.#server().migration !== undefined) {
-      this.forget()
-      return undefined
-    }
-    return this.#found(orders)
+    if (this.#calls.length === 0) return undefined
+    const calls = this.#calls.map(({ call }) => wordsOf(call))
+    this.#calls = []
+    return this.#found(calls)
   }
 
-  async #found(orders: ReadonlyArray<ReadonlyArray<string>>): Promise<string | undefined> {
-    const keys = new Set(orders.flatMap((words) => words.slice(1, 1 + Number(words[0]))))
-    const found = await Promise.all(Array.from(keys, (key) => kinds.includes(kindOf(key)) && this.#wrong(key, orders)))
-    return found.find((one) => typeof one === "string") || undefined
+  async #found(calls: ReadonlyArray<Words>): Promise<string | undefined> {
+    const keys = new Set(calls.flatMap((words) => words.slice(1, 1 + Number(words[0]))))
+    const slot = this.#server().migration?.slot
+    const queues = [...keys].filter((key) => {
+      if (!kinds.includes(kindOf(key))) return false
+      // Keys on their way have other names.
+      const moves = slot !== undefined && key.startsWith(slot)
+      if (moves) this.#before.delete(key)
+      return !moves
+    })
+    const found = await Promise.all(queues.map((key) => this.#wrong(key, calls)))
+    return found.find((one) => one !== undefined)
   }
 
-  readonly #ask: Ask = async (name, ...args) =>
+  readonly #read: Read = async (name, ...args) =>
     (await this.#machine.execute(this.#database, this.#server().now, command(name, args))).reply
 
-  readonly #inquire: Inquire = async (verb, key) => {
+  async #ask(verb: string, key: string): Promise<ReadonlyArray<unknown>> {
     const { count, text } = batch(addressOf(key.slice(0, key.indexOf("}") + 2), false, ""), unnumberedAnyway, [
       { verb, key, args: [] }
     ])
@@ -97,28 +102,26 @@ export class Queues {
     return JSON.parse(String(reply))[1][0]
   }
 
-  async #wrong(key: string, orders: ReadonlyArray<ReadonlyArray<string>>): Promise<string | undefined> {
-    const now = await resourceAt(this.#ask, key)
+  async #wrong(key: string, calls: ReadonlyArray<Words>): Promise<string | undefined> {
+    const now = await resourceAt(this.#read, key)
     const before = this.#before.get(key)
     this.#before.set(key, now)
     if (now.waiters.length === 0 && (before?.waiters.length ?? 0) === 0) return undefined
-    const due = await this.#ask("ZRANGE", dueOf(key), "0", "-1", "WITHSCORES") as ReadonlyArray<string>
-    const deadlines = new Map(due.map((member, at) => [member, Number(due[at + 1])]))
-    const from = this.#server().now + setBack
-    const isAlive = (claim: string) => (deadlines.get(sessionOf(claim)) ?? 0) > from
-    const wrong = await this.#waitsInVain(key, now, isAlive, deadlines.has(alarmOf(key))) ??
-      (before && await this.#lost(key, before, now, isAlive, orders))
+    const due = await this.#read("ZRANGEBYSCORE", dueOf(key), `(${Math.floor(this.#latest)}`, "+inf") as Words
+    const isAlive = (claim: string) => due.includes(sessionOf(claim))
+    const wrong = await this.#waitsInVain(key, now, isAlive) ??
+      (before && await this.#lost(key, before, now, isAlive, calls))
     return wrong === undefined ? undefined : `in the queue of ${key}, ${wrong}`
   }
 
-  // The rest of a long queue goes on when its alarm rings.
-  async #waitsInVain(key: string, now: Resource, isAlive: (claim: string) => boolean, rings: boolean) {
+  async #waitsInVain(key: string, now: Resource, isAlive: (claim: string) => boolean): Promise<string | undefined> {
     const alive = now.waiters.filter(({ claim }) => isAlive(claim))
     const [next] = alive
-    if (next === undefined || next !== now.waiters[0] || rings || !await isFree(key, now, alive, this.#inquire)) {
-      return undefined
-    }
-    return `${next.claim} waits for what is free`
+    if (next === undefined || next !== now.waiters[0]) return undefined
+    if (!await isFree(key, now, alive, (verb) => this.#ask(verb, key))) return undefined
+    // The rest of a long queue goes on when its alarm rings, which is at once.
+    const alarm = await this.#read("ZSCORE", dueOf(key), alarmOf(key))
+    return alarm !== null && Number(alarm) <= this.#latest ? undefined : `${next.claim} waits for what is free`
   }
 
   async #lost(
@@ -126,20 +129,22 @@ export class Queues {
     before: Resource,
     now: Resource,
     isAlive: (claim: string) => boolean,
-    orders: ReadonlyArray<ReadonlyArray<string>>
+    calls: ReadonlyArray<Words>
   ): Promise<string | undefined> {
     // A leader may put another candidate in front.
-    const passed = orders.some((words) => words.includes("election.nominate"))
-      ? undefined
-      : overtaken(before, now, isAlive)
+    const isNominated = calls.some((words) => words.includes("election.nominate"))
+    const passed = isNominated ? undefined : overtaken(before, now, isAlive)
     if (passed !== undefined) return passed
     const present = new Set([...now.waiters.map(({ claim }) => claim), ...now.granted, ...now.joined])
-    const gone = before.waiters.find(({ claim }) => !present.has(claim) && isAlive(claim) && !isNamed(claim, orders))
-    if (gone === undefined) return undefined
-    // Those that want more than there is hear of that.
-    if (kindOf(key) === "semaphore" && gone.weight > Number((await this.#inquire("semaphore.state", key))[1])) {
-      return undefined
-    }
+    const gone = before.waiters.find(({ claim }) => !present.has(claim) && isAlive(claim) && !isNamed(claim, calls))
+    if (gone === undefined || await this.#exceeds(key, gone.weight)) return undefined
     return `${gone.claim} was forgotten`
+  }
+
+  // Waiters for more permits than there are leave the queue, and are told.
+  async #exceeds(key: string, weight: number): Promise<boolean> {
+    if (kindOf(key) !== "semaphore") return false
+    const capacity = Number((await this.#ask("semaphore.state", key))[1])
+    return capacity > 0 && weight > capacity
   }
 }

@@ -4,10 +4,10 @@ import { kindOf } from "../../src/internal/actor/keys.ts"
 type Fields = ReadonlyMap<string, string>
 
 /** Sends a command that only reads. */
-export type Ask = (command: string, ...args: ReadonlyArray<string>) => Promise<unknown>
+export type Read = (command: string, ...args: ReadonlyArray<string>) => Promise<unknown>
 
-/** Asks an actor about a resource. */
-export type Inquire = (verb: string, key: string) => Promise<ReadonlyArray<unknown>>
+/** Asks the actor about one resource. */
+export type Ask = (verb: string) => Promise<ReadonlyArray<unknown>>
 
 export interface Waiter {
   readonly claim: string
@@ -37,7 +37,7 @@ export const alarmOf = (key: string): string => `@${key.slice(prefixOf(key).leng
 /** A waiter as a queue has it. */
 const waiterOf = (claim: string, detail: string): Waiter => ({ claim, weight: detail === "" ? 1 : Number(detail) })
 
-/** Those of a text, see lua/waiters.lua. */
+/** The waiters of a queue that is a text, see lua/waiters.lua. */
 const inlineWaiters = (text: string): ReadonlyArray<Waiter> =>
   text.split(" ").slice(1).map((waiter) => {
     const [claim = "", detail = ""] = waiter.split(":")
@@ -68,27 +68,27 @@ const claimsIn = (fields: Fields, letter: string, value = ""): ReadonlySet<strin
 
 const nobody: ReadonlySet<string> = new Set()
 
-const fieldsOf = async (ask: Ask, key: string): Promise<Fields> => {
-  const found = await ask("HGETALL", key) as ReadonlyArray<string>
+const fieldsOf = async (read: Read, key: string): Promise<Fields> => {
+  const found = await read("HGETALL", key) as ReadonlyArray<string>
   return new Map(Array.from({ length: found.length / 2 }, (_, at) => [found[2 * at]!, found[2 * at + 1]!]))
 }
 
 /** A lock is a text, see lua/Lock.lua. Its waiters may be in the hash. */
-const lockOf = async (ask: Ask, key: string): Promise<Resource> => {
-  const text = await ask("HGET", sessionsOf(key), alarmOf(key)) as string | null
+const lockOf = async (read: Read, key: string): Promise<Resource> => {
+  const text = await read("HGET", sessionsOf(key), alarmOf(key)) as string | null
   const words = (text ?? "h-").split(" ")
   const isInline = words[0]!.startsWith("S")
   const isAlone = /^[hk]/.test(words[0]!)
   const holder = isAlone ? words[0]!.slice(1) : words[isInline ? 1 : 2]!
-  const fields = isAlone || isInline ? new Map<string, string>() : await fieldsOf(ask, key)
+  const fields = isAlone || isInline ? new Map<string, string>() : await fieldsOf(read, key)
   const waiters = isInline ? words.slice(4).map((claim) => waiterOf(claim, "")) : waitersIn(fields)
   return { waiters, granted: holder === "-" ? nobody : new Set([holder]), joined: nobody, fields }
 }
 
-export const resourceAt = async (ask: Ask, key: string): Promise<Resource> => {
+export const resourceAt = async (read: Read, key: string): Promise<Resource> => {
   const kind = kindOf(key)
-  if (kind === "lock") return lockOf(ask, key)
-  const fields = await fieldsOf(ask, key)
+  if (kind === "lock") return lockOf(read, key)
+  const fields = await fieldsOf(read, key)
   const waiters = waitersIn(fields)
   const turn = fields.get("t")
   const granted = kind === "sharedRef"
@@ -99,52 +99,47 @@ export const resourceAt = async (ask: Ask, key: string): Promise<Resource> => {
   return { waiters, granted, joined: claimsIn(fields, "o"), fields }
 }
 
-type Free = (
-  resource: Resource,
-  alive: ReadonlyArray<Waiter>,
-  inquire: (verb: string) => Promise<ReadonlyArray<unknown>>
-) =>
-  | boolean
-  | Promise<boolean>
-
-const permits = async (
-  { waiters: [next] }: Resource,
-  inquire: (verb: string) => Promise<ReadonlyArray<unknown>>
-): Promise<boolean> => {
-  const [, capacity, taken] = await inquire("semaphore.state")
-  // Without permits, it is not open anywhere.
-  return Number(capacity) > 0 && next!.weight <= Number(capacity) - Number(taken)
-}
+/** Whether the waiters that are alive, or the first of them, could be served now. The first one is alive. */
+type Free = (resource: Resource, alive: ReadonlyArray<Waiter>, ask: Ask) => boolean | Promise<boolean>
 
 const isVacant: Free = ({ granted }) => granted.size === 0
 
-/** Whether a waiter in front, which is alive, and those alive behind it need not wait: by kind. */
+/** The permits that are held: the actor counts them as well. */
+const takenOf = ({ fields, granted }: Resource): number =>
+  [...granted].reduce((sum, claim) => sum + Number.parseInt(fields.get(`h${claim}`)!, 10), 0)
+
+const hasPermits: Free = async (resource, [next], ask) => {
+  const capacity = Number((await ask("semaphore.state"))[1])
+  // Without permits, it is not open anywhere.
+  return capacity > 0 && next!.weight <= capacity - takenOf(resource)
+}
+
+const isPending: Free = async (_resource, _alive, ask) => Number((await ask("signal.state"))[1]) > 0
+
+const canOpen: Free = async ({ granted }, alive, ask) =>
+  granted.size === 0 && alive.length >= Number((await ask("doubleBarrier.state"))[3])
+
+// An item without a taker, whose giver has not given up.
+const isOffered: Free = ({ fields }) =>
+  [...fields].some(([field, item]) => {
+    const [, giver, taker] = item.split(" ")
+    return field.startsWith("g") && taker === "-" && giver !== "-" && fields.has(`c${giver}`)
+  })
+
+/** By kind: those of all resources that have a queue. */
 const free: { readonly [kind: string]: Free } = {
   lock: isVacant,
   election: isVacant,
   singleton: isVacant,
   sharedRef: isVacant,
-  readWriteLock: (resource, _, inquire) => permits(resource, inquire),
-  semaphore: (resource, _, inquire) => permits(resource, inquire),
-  signal: async (_resource, _alive, inquire) => Number((await inquire("signal.state"))[1]) > 0,
-  doubleBarrier: async (_, alive, inquire) => {
-    const [, inside, , parties] = await inquire("doubleBarrier.state")
-    return inside === 0 && alive.length >= Number(parties)
-  },
-  // An item without a taker, whose giver has not given up.
-  rendezvous: ({ fields }) =>
-    [...fields].some(([field, item]) => {
-      const [, giver, taker] = item.split(" ")
-      return field.startsWith("g") && taker === "-" && giver !== "-" && fields.has(`c${giver}`)
-    })
+  readWriteLock: hasPermits,
+  semaphore: hasPermits,
+  signal: isPending,
+  doubleBarrier: canOpen,
+  rendezvous: isOffered
 }
 
-/** The kinds of resources that have a queue. */
 export const kinds: ReadonlyArray<string> = Object.keys(free)
 
-export const isFree = (
-  key: string,
-  resource: Resource,
-  alive: ReadonlyArray<Waiter>,
-  inquire: Inquire
-): boolean | Promise<boolean> => free[kindOf(key)]!(resource, alive, (verb) => inquire(verb, key))
+export const isFree = (key: string, ...about: Parameters<Free>): boolean | Promise<boolean> =>
+  free[kindOf(key)]!(...about)

@@ -18,19 +18,19 @@ const [there, aside] = ["there:", "aside:"]
 const unique = (keys: ReadonlyArray<string>): ReadonlyArray<string> => [...new Set(keys)]
 
 export class Migration {
-  readonly #slot: string
+  /** What its keys begin with. */
+  readonly slot: string
   readonly #run: Run
 
-  /** `slot` is what its keys begin with. */
   constructor(slot: string, run: Run) {
-    this.#slot = slot
+    this.slot = slot
     this.#run = run
   }
 
   // Redis lists them in no order.
   async #keys(behind = ""): Promise<ReadonlyArray<string>> {
     const keys = await this.#run("KEYS", "*") as ReadonlyArray<string>
-    const start = behind + this.#slot
+    const start = behind + this.slot
     return keys.filter((key) => key.startsWith(start)).map((key) => key.slice(behind.length)).sort()
   }
 
@@ -50,9 +50,9 @@ export class Migration {
 
   /** The result of an order about these keys. */
   async execute<A>(keys: ReadonlyArray<string>, execute: Execute<A>): Promise<A> {
-    const own = unique(keys.filter((key) => key.startsWith(this.#slot)))
+    const own = unique(keys.filter((key) => key.startsWith(this.slot)))
     if (own.length === 0) return await execute("")
-    if (await this.#run("EXISTS", ...own) === own.length) return await execute(this.#slot)
+    if (await this.#run("EXISTS", ...own) === own.length) return await execute(this.slot)
     const moved = await this.#run("EXISTS", ...own.map((key) => there + key))
     if (own.length > 1 && moved !== own.length) throw fail(new Unavailable({ code: "TRYAGAIN" }))
     return await this.#there(execute)

@@ -142,8 +142,9 @@ export class Simulation {
 
   async #step(): Promise<boolean> {
     const happened = await this.world.step()
-    const violation = this.#options.check?.()
-    this.#failure ??= this.world.server.defect ?? (typeof violation === "object" ? await violation : violation)
+    const found = this.#options.check?.()
+    const violation = typeof found === "object" ? await found : found
+    this.#failure ??= this.world.server.defect ?? violation
     return happened
   }
 
