@@ -1,7 +1,9 @@
 /** The simulator: it repeats itself, it finds what is wrong, and what it has found in the library stays mended. */
 import { assert, layer } from "@effect/vitest"
 import { Duration, Effect, Exit, Option, Schema } from "effect"
+import { execFileSync } from "node:child_process"
 import * as fs from "node:fs"
+import { fileURLToPath } from "node:url"
 import { Coordinator, Lock, Redis, Semaphore, SharedRef } from "../src/index.ts"
 import { connectionsOf } from "../src/internal/redis/connection.ts"
 import { databases, Machine } from "../src/internal/simulation/machine.ts"
@@ -240,6 +242,20 @@ layer(Redis.layerEmbedded(), { excludeTestServices: true })("schedules", (it) =>
       assert.deepStrictEqual(second.trace(), first.trace())
       assert.deepStrictEqual(third.trace(), first.trace())
     }))
+
+  it("of the same seed are the same in every process", () => {
+    const main = fileURLToPath(new URL("./simulation/main.ts", import.meta.url))
+    // What differs between machines: the time zone, the language, and how the engine hashes.
+    const digests = (TZ: string, LANG: string, hashSeed: number) =>
+      execFileSync(
+        process.execPath,
+        [`--hash-seed=${hashSeed}`, "--disable-warning=ExperimentalWarning", main, "--seed", "11", "--count", "8"],
+        { encoding: "utf8", env: { ...process.env, TZ, LANG } }
+      ).split("\n").filter((line) => /^seed \d+: /.test(line)).sort()
+    const here = digests("UTC", "C", 1)
+    assert.lengthOf(here, 8)
+    assert.deepStrictEqual(digests("Asia/Kathmandu", "tr_TR.UTF-8", 2), here)
+  }, 60_000)
 
   it.effect("reach what they have always reached", () =>
     Effect.gen(function*() {
