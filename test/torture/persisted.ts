@@ -3,8 +3,8 @@
  * their handlers do.
  */
 import { type Anomaly, expirations, isLostBehind, overlaps, type Run } from "./checks.ts"
-import type { Hold, Told } from "./history.ts"
-import { groupedBy } from "./queues.ts"
+import type { Hold } from "./history.ts"
+import { deathsOf, groupedBy, ofKind, toldOf } from "./queues.ts"
 import { forgot } from "./states.ts"
 
 export const name = "persisted {q}:\n"
@@ -15,12 +15,12 @@ export const [mostAttempts, retryDelay] = [3, 60]
 interface Offer {
   readonly hold: Hold
   readonly value: string
-  /** Given by the producer, or nothing. */
-  readonly id: string | undefined
+  /** Given by the producer; "" for none. */
+  readonly id: string
   /** In microseconds. */
   readonly delay: number
   /** When its producer was answered. */
-  confirmed: number
+  readonly confirmed: number
 }
 
 interface Handling {
@@ -42,30 +42,26 @@ interface Facts {
   /** How long the custom id of an element is known after its end, in microseconds. */
   readonly retention: number
   readonly run: Run
-  /** When processes did something for the last time that were killed: the others have settled in the end. */
+  /** The last event of each process that was killed. The others have settled. */
   readonly deaths: ReadonlyMap<string, number>
 }
 
-const ofKind = (holds: ReadonlyArray<Hold>, kind: string): ReadonlyArray<Hold> =>
-  holds.filter((hold) => hold.kind === `persistedQueue ${kind}`)
-
-const toldOf = ({ told }: Hold, word: string): Told | undefined => told.find(({ what }) => what[0] === word)
-
 const offersOf = (holds: ReadonlyArray<Hold>): ReadonlyMap<string, Offer> =>
   new Map(
-    ofKind(holds, "offer").map((hold) => {
-      const [, value, hasId, id, delay] = toldOf(hold, "offers")!.what
-      return [String(value), {
+    ofKind(holds, "offer").flatMap((hold) => {
+      const told = toldOf(hold, "offers")
+      if (told === undefined) return []
+      const [, value, id, delay] = told.what
+      return [[String(value), {
         hold,
         value: String(value),
-        id: hasId === 1 ? String(id) : undefined,
+        id: String(id),
         delay: Number(delay) * 1000,
         confirmed: toldOf(hold, "stored")?.at ?? Number.POSITIVE_INFINITY
-      }]
+      }]]
     })
   )
 
-// One take can handle several elements: those that it cannot decode are not its answer.
 const handlingsOf = (holds: ReadonlyArray<Hold>): ReadonlyArray<Handling> =>
   ofKind(holds, "take").flatMap((hold) => {
     const told = toldOf(hold, "begins")
@@ -86,28 +82,27 @@ const handlingsOf = (holds: ReadonlyArray<Hold>): ReadonlyArray<Handling> =>
     }]
   }).sort((one, other) => one.at - other.at)
 
-const deathsOf = (holds: ReadonlyArray<Hold>): ReadonlyMap<string, number> => {
-  const deaths = new Map<string, number>()
-  for (const { asked, client, ended, told } of holds) {
-    deaths.set(client, Math.max(deaths.get(client) ?? 0, asked, told.at(-1)?.at ?? asked, ended ?? asked))
-  }
-  for (const { client } of ofKind(holds, "settled")) deaths.delete(client)
-  return deaths
-}
-
 /**
- * How many sessions can have ended that had an element, at most. A process whose clock is set can lose several one right after the other,
- * and Redis ends them later.
+ * How many sessions can have ended that had an element, at most. A process whose clock is set can lose several sessions one right after
+ * the other, and Redis ends them later.
  */
 const crashesOf = (run: Run, from: number, to: number): number =>
   expirations(run, from, to) +
   [...run.lost.values()].flat().filter((at) => from - 1.5 * run.lease <= at && at <= to).length
 
-/** Whether its process may have died, lost its session, or been kept from telling Redis how it ended, before another one began. */
-const isUntold = ({ deaths, run }: Facts, { hold: { asked, client, ended } }: Handling, next: number): boolean =>
-  ended === undefined || ended >= (deaths.get(client) ?? Number.POSITIVE_INFINITY) - run.lease ||
-  isLostBehind(run, client, asked - run.lease, next + run.lease) || overlaps(run.disturbed.get(""), asked, next) ||
-  forgot(run, asked, next)
+/** Whether the session of either was lost, so that both may have had the element. */
+const isLostBetween = ({ run }: Facts, first: Handling, next: Handling): boolean =>
+  isLostBehind(run, first.hold.client, first.at - run.lease, next.at + run.lease) ||
+  isLostBehind(run, next.hold.client, next.hold.asked - run.lease, next.at + run.lease) ||
+  forgot(run, first.at, next.at)
+
+/** Whether Redis may not have heard how the first one ended. */
+const isUntold = (facts: Facts, first: Handling, next: Handling): boolean => {
+  const { deaths, run } = facts
+  const { client, ended } = first.hold
+  return ended === undefined || ended >= (deaths.get(client) ?? Number.POSITIVE_INFINITY) - run.lease ||
+    overlaps(run.disturbed.get(""), first.at, next.at) || isLostBetween(facts, first, next)
+}
 
 const pairsOf = ({ handled }: Facts): ReadonlyArray<readonly [first: Handling, next: Handling]> =>
   [...handled.values()].flatMap((all) =>
@@ -118,7 +113,7 @@ const pairsOf = ({ handled }: Facts): ReadonlyArray<readonly [first: Handling, n
 const phantoms = ({ handled, offers }: Facts): ReadonlyArray<Anomaly> =>
   [...handled.values()].flat().flatMap(({ at, hold, id, value }) => {
     const offer = offers.get(value)
-    const known = offer !== undefined && offer.hold.asked <= at && (offer.id === undefined || offer.id === id)
+    const known = offer !== undefined && offer.hold.asked <= at && (offer.id === "" || offer.id === id)
     return known ? [] : [{ check: "phantom", detail: `${value} with id ${id} was not offered`, holds: [hold] }]
   })
 
@@ -126,15 +121,13 @@ const phantoms = ({ handled, offers }: Facts): ReadonlyArray<Anomaly> =>
 const storedOnce = ({ handled, offers, retention, run }: Facts): ReadonlyArray<Anomaly> => {
   const begun = [...handled.values()].flatMap(([first]) => {
     const offer = offers.get(first!.value)
-    return offer?.id === undefined ? [] : [{ first: first!, offer, id: offer.id }]
+    return offer === undefined || offer.id === "" ? [] : [{ first: first!, offer, id: offer.id }]
   })
   return [...groupedBy(begun, ({ id }) => id).values()].flatMap((all) =>
     all.slice(1).flatMap((one, at) => {
       const before = all[at]!
-      if (
-        Math.abs(one.first.at - before.first.at) >= retention ||
-        forgot(run, Math.min(one.offer.hold.asked, before.offer.hold.asked), Math.max(one.first.at, before.first.at))
-      ) return []
+      const from = Math.min(one.offer.hold.asked, before.offer.hold.asked)
+      if (one.first.at - before.first.at >= retention || forgot(run, from, one.first.at)) return []
       const detail = `${before.first.value} and ${one.first.value} were both stored, with the id ${one.id}`
       return [{
         check: "stored",
@@ -148,7 +141,7 @@ const storedOnce = ({ handled, offers, retention, run }: Facts): ReadonlyArray<A
 /** Nothing is handled again after its success. */
 const repeated = (facts: Facts): ReadonlyArray<Anomaly> =>
   pairsOf(facts).flatMap(([first, next]) =>
-    first.outcome !== "done" || isUntold(facts, first, next.at)
+    first.hold.outcome !== "released" || isUntold(facts, first, next)
       ? []
       : [{
         check: "repeated",
@@ -160,7 +153,7 @@ const repeated = (facts: Facts): ReadonlyArray<Anomaly> =>
 /** Nothing is handled in two places at once. */
 const exclusive = (facts: Facts): ReadonlyArray<Anomaly> =>
   pairsOf(facts).flatMap(([first, next]) =>
-    first.over === undefined || first.over <= next.at || isUntold(facts, first, next.at)
+    first.over === undefined || first.over <= next.at || isLostBetween(facts, first, next)
       ? []
       : [{ check: "exclusive", detail: `${first.value} was handled twice at once`, holds: [first.hold, next.hold] }]
   )
@@ -169,10 +162,11 @@ const exclusive = (facts: Facts): ReadonlyArray<Anomaly> =>
 const attempts = (facts: Facts): ReadonlyArray<Anomaly> => {
   const { handled, offers, run } = facts
   return [...handled.values()].flatMap((all) =>
-    all.flatMap(({ at, attempt, hold, value }, index) => {
+    all.flatMap((one, index) => {
+      const { at, attempt, hold, value } = one
       const { asked } = offers.get(value)?.hold ?? hold
-      const failures = all.slice(0, index).filter((one) => one.outcome === "fails" && one.over! < at)
-      const sure = failures.filter((one) => !isUntold(facts, one, at))
+      const failures = all.slice(0, index).filter((before) => before.outcome === "fails")
+      const sure = failures.filter((before) => before.hold.outcome === "timeout" && !isUntold(facts, before, one))
       const crashes = crashesOf(run, asked, at)
       const fits = attempt <= mostAttempts && attempt <= 1 + failures.length + crashes && attempt > sure.length
       return fits || forgot(run, asked, at) ? [] : [{
@@ -192,10 +186,10 @@ const early = (facts: Facts): ReadonlyArray<Anomaly> => {
     all.flatMap((one, index) => {
       const { at, attempt, hold, value } = one
       const [offer, before] = [offers.get(value), all[index - 1]]
-      const isRetry = before?.outcome === "fails" && before.attempt === attempt - 1
+      const isRetry = before?.hold.outcome === "timeout" && before.attempt === attempt - 1
       const from = isRetry ? before.over! + retryDelay * 1000 : (offer?.hold.asked ?? 0) + (offer?.delay ?? 0)
       // Clocks are not equally fast. One that was lost with its process is not delayed.
-      const excused = at >= from - 2000 || isRetry && isUntold(facts, before, at) ||
+      const excused = at >= from - 2000 || isRetry && isUntold(facts, before, one) ||
         forgot(run, offer?.hold.asked ?? at, at)
       return excused ? [] : [{ check: "early", detail: `${value} began too early`, holds: [hold] }]
     })
@@ -205,14 +199,14 @@ const early = (facts: Facts): ReadonlyArray<Anomaly> => {
 /** What was confirmed is done, or a dead letter. */
 const concluded = ({ handled, holds, offers, run }: Facts): ReadonlyArray<Anomaly> => {
   const censuses = ofKind(holds, "settled").filter((hold) => toldOf(hold, "counted") !== undefined)
-  const byId = groupedBy([...offers.values()], ({ id, value }) => id === undefined ? value : `id ${id}`)
+  const byId = groupedBy([...offers.values()], ({ id, value }) => id === "" ? value : `id ${id}`)
   const ended = new Set(
     censuses.flatMap(({ told }) =>
       told.flatMap(({ what: [word, , value] }) => word === "letter" ? [String(value)] : [])
     )
   )
   for (const [value, all] of handled) if (all.some(({ outcome }) => outcome === "done")) ended.add(value)
-  const [census] = censuses
+  const census = censuses.toSorted((one, other) => one.asked - other.asked).at(-1)
   return census === undefined ? [] : [...byId.values()].flatMap((same) => {
     if (same.some(({ value }) => ended.has(value))) return []
     const lost = same.find(({ confirmed, hold }) => confirmed < census.asked && !forgot(run, hold.asked, census.ended!))
@@ -254,7 +248,7 @@ export const persisted = (holds: ReadonlyArray<Hold>, run: Run): ReadonlyArray<A
     offers: offersOf(holds),
     handled: groupedBy(handlingsOf(holds), ({ value }) => value),
     holds,
-    retention: Number(toldOf(ofKind(holds, "open")[0]!, "retains")!.what[1]) * 1000,
+    retention: Math.min(...ofKind(holds, "open").map((hold) => Number(toldOf(hold, "retains")?.what[1] ?? 0) * 1000)),
     run,
     deaths: deathsOf(holds)
   }

@@ -244,10 +244,11 @@ const lettersOf = (holds: ReadonlyArray<Hold>): ReadonlyArray<Letter> =>
     }))
   )
 
-const deathsOf = (holds: ReadonlyArray<Hold>): ReadonlyMap<string, number> => {
+/** The last event of each process that was killed: the others have settled in the end. */
+export const deathsOf = (holds: ReadonlyArray<Hold>): ReadonlyMap<string, number> => {
   const deaths = new Map<string, number>()
-  for (const { asked, client, ended } of holds) {
-    deaths.set(client, Math.max(deaths.get(client) ?? 0, asked, ended ?? asked))
+  for (const { asked, client, ended, told } of holds) {
+    deaths.set(client, Math.max(deaths.get(client) ?? 0, asked, told.at(-1)?.at ?? asked, ended ?? asked))
   }
   for (const { client } of ofKind(holds, "settled")) deaths.delete(client)
   return deaths

@@ -31,8 +31,14 @@ const opened = PersistedQueue.make({
 
 type Elements = Effect.Success<typeof opened>
 
-/** Handles an element as its plan says. It may be interrupted at any moment, also before it has an element. */
+/** Handles an element as its plan says. Some takers give up at any moment, also before they have an element. */
 const taking = (client: Client, elements: Elements) =>
+  Effect.suspend(() => {
+    const taken = take(client, elements)
+    return client.random() < 0.3 ? Effect.timeoutOption(taken, client.random() * 300) : taken
+  })
+
+const take = (client: Client, elements: Elements) =>
   client.pursue(
     { kind: "persistedQueue take", key: name, weight: 1, wait: false },
     ({ step, tell }) =>
@@ -65,7 +71,7 @@ const offering = (client: Client, elements: Elements) => {
       // Clients that come at the same time bring the same id.
       const id = random() < 0.4 ? pick(idsOf(Math.floor(client.clock.wall() / 100))) : undefined
       const delay = random() < 0.2 ? Math.round(random() * 300) : undefined
-      tell("offers", own, id === undefined ? 0 : 1, id ?? "", delay ?? 0)
+      tell("offers", own, id ?? "", delay ?? 0)
       return Effect.andThen(bare(elements.offer(own, { id, delay })), Effect.sync(() => tell("stored", own)))
     })
   ).pipe(
