@@ -1,12 +1,14 @@
 /**
  * Tries schedules of a simulation, and tells the first one that goes wrong as a short story.
  *
- *     npm run simulate -- [--seed 1] [--steps 300] [--only lock] [--minutes 1] [--count 10] [--bugs] [--bug name] [--coverage]
+ *     npm run simulate -- [--seed 1] [--steps 300] [--only lock] [--fault flush] [--minutes 1] [--count 10] [--coverage]
+ *     npm run simulate -- [--bugs] [--bug name]
  *     npm run simulate -- --reach
  *
- * Seeds go on from the first one until the minutes are over, or so many were tried. `--count 1` repeats one. `--bugs` checks the checks
- * instead: each known bug must be found within a minute. `--coverage` says what was reached: which requests were executed,
- * answered and lost in which phase of their sessions. `--reach` writes what the tests expect of that.
+ * Seeds go on from the first one until the minutes are over, or so many were tried. `--count 1` repeats one. `--only` and `--fault`
+ * choose the workloads and the faults. `--bugs` checks the checks instead: each known bug must be found within a minute. `--coverage`
+ * says what was reached: which requests were executed, answered and lost in which phase of their sessions. `--reach` writes what the
+ * tests expect of that.
  */
 import { Effect } from "effect"
 import { createHash } from "node:crypto"
@@ -14,6 +16,7 @@ import * as fs from "node:fs"
 import { tmpdir } from "node:os"
 import * as path from "node:path"
 import { parseArgs } from "node:util"
+import { type Fault, faults } from "../../src/internal/simulation/faults.ts"
 import { databases, type Machine } from "../../src/internal/simulation/machine.ts"
 import { shrink } from "../../src/internal/simulation/shrink.ts"
 import { bugs as usualBugs, copy, original, rareBugs } from "../torture/library.ts"
@@ -31,6 +34,7 @@ const { values } = parseArgs({
     minutes: { type: "string", default: "1" },
     count: { type: "string" },
     only: { type: "string", multiple: true, default: [] },
+    fault: { type: "string", multiple: true, default: [] },
     bugs: { type: "boolean", default: false },
     bug: { type: "string", multiple: true, default: [] },
     coverage: { type: "boolean", default: false },
@@ -41,6 +45,7 @@ const { values } = parseArgs({
 const bugs = { ...usualBugs, ...rareBugs }
 
 checkAmong("only", values.only, workloads.map(({ name }) => name))
+checkAmong("fault", values.fault, faults)
 checkAmong("bug", values.bug, Object.keys(bugs))
 const first = whole("seed", values.seed) ?? Math.floor(Math.random() * 1e6)
 const steps = whole("steps", values.steps)!
@@ -76,13 +81,23 @@ const withMachine = <A>(library: Library, f: (machine: Machine) => Promise<A>): 
 }
 
 /** Tries schedules until one is wrong, or the time is over. */
-const search = (library: Library, only: ReadonlyArray<string>, until: number) => {
+const search = (
+  library: Library,
+  only: ReadonlyArray<string>,
+  until: number,
+  provoking: ReadonlyArray<string> = values.fault
+) => {
   let [next, found] = [first, undefined as Failure | undefined]
   const world = async (machine: Machine, database: number) => {
     while (found === undefined && next < first + count && performance.now() < until) {
       const coverage = values.coverage ? new Coverage() : undefined
       const seed = next++
-      const options = { seed, only, coverage, ...chosenBy(seed, steps) }
+      const chosen = chosenBy(seed, steps)
+      const conditions = {
+        ...chosen.conditions!,
+        faults: provoking.length > 0 ? provoking as ReadonlyArray<Fault> : chosen.conditions!.faults
+      }
+      const options = { seed, only, coverage, steps: chosen.steps, conditions }
       const result = await simulate(options, library, machine, database)
       if (coverage !== undefined) reached.add(coverage)
       tally.schedules++
@@ -153,8 +168,9 @@ const hunt = async (): Promise<boolean> => {
   for (const name of hunted) {
     const began = performance.now()
     const { only = [] } = bugs[name]!
+    const provoking = rareBugs[name]?.faults ?? []
     const library = await load(copy(directory, name, bugs[name]!))
-    const found = await search(library, values.only.length > 0 ? values.only : only, began + 60_000)
+    const found = await search(library, values.only.length > 0 ? values.only : only, began + 60_000, provoking)
     const took = seconds(began).toFixed(1)
     // An anomaly that is there without the bug says nothing about it.
     const isOlder = found !== undefined && await isWrong(found.options, unchanged)

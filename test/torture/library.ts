@@ -923,6 +923,8 @@ export const rareBugs: typeof bugs = {
   },
   // An event under a number that Redis has given before, and forgotten, is taken for that one.
   reusedNumber: {
+    only: ["lock", "semaphore"],
+    faults: ["flush", "fail-over", "empty restart", "lost event", "pause", "cut"],
     lua: [[
       "if not isPosted(ctx, state, id, read) then",
       "if false then"

@@ -31,8 +31,11 @@ interface Decision {
 /** The numbers of permits that may be in force in a stretch of time. */
 const numbersOf = (holds: ReadonlyArray<Hold>, run: Run) => {
   const late = keepOf(run.lease / 1000) * 1000
-  const isDecided = ({ kind, outcome }: Hold): boolean =>
-    kind === kinds.keep || deciding.includes(kind) && !/ is open elsewhere /.test(outcome ?? "")
+  // Redis may have executed it, and forgotten that, before it was asked again and refused.
+  const isRefused = ({ asked, ended, outcome }: Hold): boolean =>
+    / is open elsewhere /.test(outcome ?? "") && !overlaps(run.forgets, asked, ended!)
+  const isDecided = (hold: Hold): boolean =>
+    hold.kind === kinds.keep || deciding.includes(hold.kind) && !isRefused(hold)
   const decisions = holds.filter(isDecided).map((
     { asked, client, ended = asked, entered, kind, weight }
   ): Decision => ({
