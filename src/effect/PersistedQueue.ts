@@ -18,6 +18,8 @@
  *   stored.
  * - The effect of `take` is not interrupted when the session is lost. The element may be delivered to another process then. That
  *   is logged as a warning, and counted (`lockstep_overruns`).
+ * - A store that is closed gives the elements of its takers to others at once, though their effects run on. Close it when they have
+ *   ended.
  * - The queue of a name is the `Queue` of that name in the same namespace. Offer to it, and work on it, with `PersistedQueue` only:
  *   this store decides about its limits.
  * - The name is that of a `Queue`: not empty, and up to 512 bytes.
