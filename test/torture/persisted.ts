@@ -121,14 +121,14 @@ const phantoms = ({ handled, offers }: Facts): ReadonlyArray<Anomaly> =>
 const storedOnce = ({ handled, offers, retention, run }: Facts): ReadonlyArray<Anomaly> => {
   const begun = [...handled.values()].flatMap(([first]) => {
     const offer = offers.get(first!.value)
-    return offer === undefined || offer.id === "" ? [] : [{ first: first!, offer, id: offer.id }]
+    return offer === undefined || offer.id === "" ? [] : [{ first: first!, offer }]
   })
-  return [...groupedBy(begun, ({ id }) => id).values()].flatMap((all) =>
+  return [...groupedBy(begun, ({ offer }) => offer.id).values()].flatMap((all) =>
     all.slice(1).flatMap((one, at) => {
       const before = all[at]!
       const from = Math.min(one.offer.hold.asked, before.offer.hold.asked)
       if (one.first.at - before.first.at >= retention || forgot(run, from, one.first.at)) return []
-      const detail = `${before.first.value} and ${one.first.value} were both stored, with the id ${one.id}`
+      const detail = `${before.first.value} and ${one.first.value} were both stored, with the id ${one.offer.id}`
       return [{
         check: "stored",
         detail,
@@ -239,7 +239,7 @@ const lag = ({ holds }: Facts): ReadonlyArray<Anomaly> =>
     const open = toldOf(hold, "open")
     return open === undefined
       ? []
-      : [{ check: "lag", detail: `${open.what.slice(1).join(", ")} are left`, holds: [hold] }]
+      : [{ check: "lag", detail: `${open.what.slice(1, 4).join(", ")} are left`, holds: [hold] }]
   })
 
 /** The first anomalies of each kind are enough. */

@@ -4,16 +4,10 @@ import type * as Lockstep from "../../../src/index.ts"
 import type { Client, Log } from "../client.ts"
 import { mostAttempts, name, persisted, retryDelay } from "../persisted.ts"
 import { planOf } from "../queues.ts"
-import { fibers, growingPause, lives, patienceOf, type Workload } from "../workload.ts"
-import { forever, valuesOf } from "./queue.ts"
-
-// In milliseconds: what is known for longer is there when the harness looks for leaks.
-const longestRetention = 6000
+import { fibers, lives, type Workload } from "../workload.ts"
+import { emptied, forever, longestRetention, refusal, valuesOf } from "./queue.ts"
 
 const retentionOf = ({ keep }: Client): number => Math.min(keep - 1000, longestRetention)
-
-// How the history calls a failure on purpose.
-const refusal = { reason: { _tag: "WaitTimeout" } }
 
 const follow = <A, E, R>(client: Client, verb: string, use: (log: Log) => Effect.Effect<A, E, R>) =>
   client.follow({ kind: `persistedQueue ${verb}`, key: name, weight: 1, wait: false }, use)
@@ -50,7 +44,7 @@ const take = (client: Client, elements: Elements) =>
           yield* Effect.whileLoop({ while: () => left-- > 0, body: () => Effect.sleep(client.random() * 10), step })
           if (attempts <= failing) {
             tell("fails")
-            return yield* Effect.fail(refusal)
+            return yield* Effect.fail(refusal(value))
           }
           tell("done")
         }).pipe(Effect.ensuring(Effect.sync(() => tell("over"))))
@@ -84,20 +78,10 @@ const Body = Schema.Struct({ element: Schema.String })
 
 /** Waits until nothing is left but dead letters, no longer than a bound, and reads these. */
 const settled = (client: Client, queue: Lockstep.Queue.Queue<Schema.Json>) =>
-  follow(client, "settled", ({ tell }) =>
+  follow(client, "settled", (log) =>
     Effect.gen(function*() {
-      const isOver = patienceOf(client)
-      const pause = growingPause()
-      for (;;) {
-        const state = yield* Effect.orElseSucceed(queue.state, () => undefined)
-        const left = state === undefined ? Number.POSITIVE_INFINITY : state.waiting + state.delayed + state.active
-        if (left === 0) break
-        if (isOver(left)) {
-          if (state !== undefined) tell("open", state.waiting, state.delayed, state.active)
-          return
-        }
-        yield* pause
-      }
+      if (!(yield* emptied(client, log, queue.state))) return
+      const { tell } = log
       const letters = yield* Effect.retry(Stream.runCollect(queue.deadLetters), Schedule.spaced(100))
       for (const { body, letter, reason } of letters) {
         tell("letter", letter, Schema.decodeUnknownSync(Body)(JSON.parse(body)).element, reason)

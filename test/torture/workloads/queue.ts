@@ -20,7 +20,7 @@ import { fibers, growingPause, lives, patienceOf, type Workload } from "../workl
 const Refusal = Schema.Struct({ reason: Schema.Struct({ _tag: Schema.Literal("WaitTimeout") }), value: Schema.String })
 type Refusal = typeof Refusal.Type
 
-const refusal = (value: string): Refusal => ({ reason: { _tag: "WaitTimeout" }, value })
+export const refusal = (value: string): Refusal => ({ reason: { _tag: "WaitTimeout" }, value })
 
 /** Of the queues of this workload and of "stealing". */
 export type Queue = Lockstep.Queue.Queue<string, string, Refusal>
@@ -31,7 +31,7 @@ type Shape = typeof many | typeof limited | typeof bounded | typeof spread
 export const schemas = { payload: Schema.String, success: Schema.String, error: Refusal }
 
 // In milliseconds: what is known for longer is there when the harness looks for leaks.
-const longestRetention = 6000
+export const longestRetention = 6000
 
 /** Ids are known longer than a lease; of two queues, for so long that an offer is made again by the session after one that was lost. */
 const open = (client: Client, { name, limits, ...shape }: Shape): Effect.Effect<
@@ -392,28 +392,35 @@ export const letters = (client: Client, queue: Queue, known: Set<string>, operat
     }
   })
 
-/** Waits until no job is left but dead letters, no longer than a bound, and reads these. */
+/** Waits until no job is left but dead letters, no longer than a bound. Answers whether none is. */
+export const emptied = <E, R>(
+  client: Client,
+  { tell }: Log,
+  asked: Effect.Effect<Effect.Success<Queue["state"]>, E, R>
+) =>
+  Effect.gen(function*() {
+    const isOver = patienceOf(client)
+    const pause = growingPause()
+    for (;;) {
+      const state = yield* asked.pipe(Effect.catch(() => Effect.undefined))
+      const left = state === undefined ? Number.POSITIVE_INFINITY : state.waiting + state.delayed + state.active
+      if (left === 0) return true
+      if (isOver(left)) {
+        if (state !== undefined) tell("open", state.waiting, state.delayed, state.active, state.workers)
+        return false
+      }
+      yield* pause
+    }
+  })
+
+/** As `emptied`, and reads the dead letters. */
 export const settled = (client: Client, queue: Queue, known: Set<string>) =>
   client.follow(
     { kind: "queue settled", key: queue.name, weight: 0, wait: true },
-    ({ tell }) =>
+    (log) =>
       Effect.gen(function*() {
-        const isOver = patienceOf(client)
-        const pause = growingPause()
-        const awaited = Effect.gen(function*() {
-          for (;;) {
-            // The process that has paused the queue may be dead.
-            const state = yield* Effect.andThen(queue.resume, queue.state).pipe(Effect.catch(() => Effect.undefined))
-            const left = state === undefined ? Number.POSITIVE_INFINITY : state.waiting + state.delayed + state.active
-            if (left === 0) return true
-            if (isOver(left)) {
-              if (state !== undefined) tell("open", state.waiting, state.delayed, state.active, state.workers)
-              return false
-            }
-            yield* pause
-          }
-        })
-        const done = yield* awaited
+        // The process that has paused the queue may be dead.
+        const done = yield* emptied(client, log, Effect.andThen(queue.resume, queue.state))
         yield* letters(client, queue, known, false).pipe(Effect.retry(Schedule.spaced(100)))
         if (!done) return yield* Effect.fail(refusal(""))
       })
