@@ -83,21 +83,18 @@ const withMachine = <A>(library: Library, f: (machine: Machine) => Promise<A>): 
 /** Tries schedules until one is wrong, or the time is over. */
 const search = (
   library: Library,
-  only: ReadonlyArray<string>,
-  until: number,
-  provoking: ReadonlyArray<string> = values.fault
+  { only, provoking, until }: {
+    readonly only: ReadonlyArray<string>
+    readonly provoking: ReadonlyArray<string>
+    readonly until: number
+  }
 ) => {
   let [next, found] = [first, undefined as Failure | undefined]
   const world = async (machine: Machine, database: number) => {
     while (found === undefined && next < first + count && performance.now() < until) {
       const coverage = values.coverage ? new Coverage() : undefined
       const seed = next++
-      const chosen = chosenBy(seed, steps)
-      const conditions = {
-        ...chosen.conditions!,
-        faults: provoking.length > 0 ? provoking as ReadonlyArray<Fault> : chosen.conditions!.faults
-      }
-      const options = { seed, only, coverage, steps: chosen.steps, conditions }
+      const options = { seed, only, coverage, ...chosenBy(seed, steps, provoking as ReadonlyArray<Fault>) }
       const result = await simulate(options, library, machine, database)
       if (coverage !== undefined) reached.add(coverage)
       tally.schedules++
@@ -168,9 +165,13 @@ const hunt = async (): Promise<boolean> => {
   for (const name of hunted) {
     const began = performance.now()
     const { only = [] } = bugs[name]!
-    const provoking = rareBugs[name]?.faults ?? []
     const library = await load(copy(directory, name, bugs[name]!))
-    const found = await search(library, values.only.length > 0 ? values.only : only, began + 60_000, provoking)
+    const found = await search(library, {
+      only: values.only.length > 0 ? values.only : only,
+      // The faults of the others have the names that they have in the torture.
+      provoking: values.fault.length > 0 ? values.fault : rareBugs[name]?.faults ?? [],
+      until: began + 60_000
+    })
     const took = seconds(began).toFixed(1)
     // An anomaly that is there without the bug says nothing about it.
     const isOlder = found !== undefined && await isWrong(found.options, unchanged)
@@ -200,7 +201,11 @@ let isFine: boolean
 if (hunted.length > 0) isFine = await hunt()
 else {
   console.log(`seed ${first}`)
-  const found = await search(await load(original), values.only, began + minutes * 60_000)
+  const found = await search(await load(original), {
+    only: values.only,
+    provoking: values.fault,
+    until: began + minutes * 60_000
+  })
   if (found !== undefined) console.log(story(found))
   isFine = found === undefined
 }

@@ -7,7 +7,7 @@ import { unnumberedAnyway } from "../../src/internal/actor/transport.ts"
 import { addressOf, batch } from "../../src/internal/actor/wire.ts"
 import { command, type Machine } from "../../src/internal/simulation/machine.ts"
 import { type Order, type Server, wordsOf } from "../../src/internal/simulation/server.ts"
-import { alarmOf, dueOf, isFree, kinds, type Read, type Resource, resourceAt } from "./resources.ts"
+import { alarmOf, dueOf, isFree, kinds, prefixOf, type Read, type Resource, resourceAt } from "./resources.ts"
 
 const isQueueing = new RegExp(`\\}:(${kinds.join("|")}):`)
 
@@ -45,10 +45,12 @@ export class Queues {
   readonly #database: number
   readonly #server: () => Server
   readonly #functions: string
-  #before = new Map<string, Resource>()
+  readonly #before = new Map<string, Resource>()
   #calls: Array<Order & { readonly is: "call" }> = []
   // How late it has ever been by the clock of Redis, which can be set back.
   #latest = 0
+  // When Redis had forgotten something, at the last look.
+  #forgotAt = 0
 
   constructor(machine: Machine, database: number, server: () => Server, functions: string) {
     this.#machine = machine
@@ -63,13 +65,11 @@ export class Queues {
     if (order.is === "call" && isQueueing.test(order.call.text)) this.#calls.push(order)
   }
 
-  /** Redis has forgotten something. */
-  forget(): void {
-    this.#before.clear()
-  }
-
   /** What is wrong since the last time. */
   check(): undefined | Promise<string | undefined> {
+    const { forgotAt } = this.#server()
+    if (forgotAt !== this.#forgotAt) this.#before.clear()
+    this.#forgotAt = forgotAt
     if (this.#calls.length === 0) return undefined
     const calls = this.#calls.map(({ call }) => wordsOf(call))
     this.#calls = []
@@ -94,7 +94,7 @@ export class Queues {
     (await this.#machine.execute(this.#database, this.#server().now, command(name, args))).reply
 
   async #ask(verb: string, key: string): Promise<ReadonlyArray<unknown>> {
-    const { count, text } = batch(addressOf(key.slice(0, key.indexOf("}") + 2), false, ""), unnumberedAnyway, [
+    const { count, text } = batch(addressOf(prefixOf(key), false, ""), unnumberedAnyway, [
       { verb, key, args: [] }
     ])
     const call = { name: `${this.#functions}_ro`, count, text }

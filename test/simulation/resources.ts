@@ -25,7 +25,8 @@ export interface Resource {
   readonly fields: Fields
 }
 
-const prefixOf = (key: string): string => key.slice(0, key.indexOf("}") + 2)
+/** Of the keys of its partition. */
+export const prefixOf = (key: string): string => key.slice(0, key.indexOf("}") + 2)
 
 const sessionsOf = (key: string): string => `${prefixOf(key)}sessions`
 
@@ -66,7 +67,7 @@ const claimsIn = (fields: Fields, letter: string, value = ""): ReadonlySet<strin
     )
   )
 
-const nobody: ReadonlySet<string> = new Set()
+const noClaims: ReadonlySet<string> = new Set()
 
 const fieldsOf = async (read: Read, key: string): Promise<Fields> => {
   const found = await read("HGETALL", key) as ReadonlyArray<string>
@@ -82,7 +83,7 @@ const lockOf = async (read: Read, key: string): Promise<Resource> => {
   const holder = isAlone ? words[0]!.slice(1) : words[isInline ? 1 : 2]!
   const fields = isAlone || isInline ? new Map<string, string>() : await fieldsOf(read, key)
   const waiters = isInline ? words.slice(4).map((claim) => waiterOf(claim, "")) : waitersIn(fields)
-  return { waiters, granted: holder === "-" ? nobody : new Set([holder]), joined: nobody, fields }
+  return { waiters, granted: holder === "-" ? noClaims : new Set([holder]), joined: noClaims, fields }
 }
 
 export const resourceAt = async (read: Read, key: string): Promise<Resource> => {

@@ -70,14 +70,19 @@ const excusing: ReadonlySet<Fault> = new Set(["flush", "empty restart", "fail-ov
 
 /**
  * A few of the faults, more or less often: each finds what all of them at once would hide. Some schedules have three times the usual
- * steps.
+ * steps. With `only`, the faults are these.
  */
-export const chosenBy = (seed: number, usual: number): Pick<Options, "conditions" | "steps"> => {
+export const chosenBy = (
+  seed: number,
+  usual: number,
+  only: ReadonlyArray<Fault> = []
+): Pick<Options, "conditions" | "steps"> => {
   const random = randomOf(seedOf(seed, 1))
   const pick = <A>(items: ReadonlyArray<A>) => items[Math.floor(random() * items.length)]!
   const strict = random() < 0.6
+  const chosen = faults.filter((fault) => !(strict && excusing.has(fault)) && random() < 0.6)
   const conditions = {
-    faults: faults.filter((fault) => !(strict && excusing.has(fault)) && random() < 0.6),
+    faults: only.length > 0 ? only : chosen,
     every: pick([20, 40, 80, 160, 640]),
     lease: pick([2000, 2000, 500]),
     long: pick([0.02, 0.02, 0.3]),
@@ -215,7 +220,6 @@ export const simulate = async (
   const records = new Records()
   const write = table()
   const queues = new Queues(machine, database, () => simulation.world.server, library.functions)
-  let forgotten = 0
   let last = 0
   // What happens in one moment has an order all the same.
   const micros = () => last = Math.max(simulation.world.now * 1000, last + 0.001)
@@ -280,11 +284,9 @@ export const simulate = async (
       isCalm: (healed, now) =>
         now > healed + calm || records.haveGrantedSince(chosen.map(({ name }) => name), healed * 1000),
       check: () => {
-        const forgets = simulation.incidents.filter(({ forgets }) => forgets).length
-        if (forgets !== forgotten) queues.forget()
-        forgotten = forgets
         // What bodies have done says nothing after Redis has forgotten something.
-        return (forgets === 0 ? records.bodies.violation : undefined) ?? queues.check()
+        const violation = simulation.world.server.forgotAt === 0 ? records.bodies.violation : undefined
+        return violation ?? queues.check()
       },
       verbose,
       observe: (moment, order, process) => {
