@@ -157,7 +157,8 @@ it.live("a fail-over to a replica that has missed the last writes", () =>
       yield* working.stop
       for (const context of [mine, other, hasty]) {
         for (const key of tokens.keys()) {
-          const token = yield* within(Effect.provideContext(tokenOf(key), context), 1000, key)
+          // `hasty` may still be in its pause of 2 s at most before it connects again.
+          const token = yield* within(Effect.provideContext(tokenOf(key), context), 4000, key)
           assert.isAbove(token, tokens.get(key)!)
           tokens.set(key, token)
         }
