@@ -148,7 +148,7 @@ const sumOf = (requests: ReadonlyArray<Request>): number =>
   requests.reduce((sum, request) => sum + weightOf(request), 0)
 
 // Fewer cost Redis, and the wake-ups on both sides, less than the call itself.
-const worthACall = 64
+const worthACall = 32
 
 // So few are left in the queue until they come to its front.
 const mostDiscarded = 64

@@ -39,7 +39,7 @@ export class Acknowledging implements Request<"queue.done"> {
   }
 
   get size(): number {
-    return this.jobs.length
+    return this.jobs.length + this.take
   }
 
   // Made when it is sent, and the same each time.

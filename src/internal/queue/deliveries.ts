@@ -13,13 +13,16 @@ interface Delivery {
 
 /** Takes the jobs. */
 export interface Taker {
+  /** A request of it is under way, or is about to be sent. */
+  readonly isServed: () => boolean
   readonly begin: (raw: Raw, token: number, delivery: number) => void
   /** All of them have begun. */
   readonly empty: () => void
 }
 
-// So many jobs begin before what the ones before them have come to is sent: then Redis works while this process does.
-const slice = 64
+// While Redis has nothing to do, one half of the jobs begins before the other one, and what it has come to is sent: from then on Redis
+// works on one half while this process works on the other. Smaller halves cost more than that gains.
+const leastHalf = 16
 
 export class Deliveries {
   readonly #io: Io
@@ -37,7 +40,9 @@ export class Deliveries {
 
   add(jobs: ReadonlyArray<Raw>, token: number, number: number): void {
     if (number > this.#counted) this.#waiting.push({ jobs, token, number, begun: 0 })
-    if (!this.#deferred) this.#beginSome()
+    if (this.#deferred) return
+    const count = this.#count
+    this.#beginSome(count < 2 * leastHalf || this.#taker.isServed() ? count : Math.ceil(count / 2))
   }
 
   /** The last answer has included so many deliveries: one among these that comes later is old. */
@@ -50,8 +55,9 @@ export class Deliveries {
     this.#waiting = []
   }
 
-  #beginSome(): void {
-    for (let room = slice; room > 0 && this.#waiting.length > 0; room--) {
+  // So many of those that wait, and the others in a later turn.
+  #beginSome(room: number): void {
+    for (; room > 0 && this.#waiting.length > 0; room--) {
       const first = this.#waiting[0]!
       const at = first.begun++
       if (first.begun === first.jobs.length) this.#waiting.shift()
@@ -61,7 +67,11 @@ export class Deliveries {
     this.#deferred = true
     this.#io.defer(() => {
       this.#deferred = false
-      this.#beginSome()
+      this.#beginSome(this.#count)
     })
+  }
+
+  get #count(): number {
+    return this.#waiting.reduce((sum, { begun, jobs }) => sum + jobs.length - begun, 0)
   }
 }

@@ -79,6 +79,7 @@ class Worker<R> extends Member implements Crew, Seat {
     const { kernel } = this.place.space
     this.#attempts = new Attempts(kernel, { context, handling, overrun }, this.#settle)
     this.#deliveries = new Deliveries(kernel.io, {
+      isServed: () => this.#unanswered.size > 0,
       begin: (raw, token, delivery) => this.#begin(raw, token, delivery),
       empty: () => this.#notify()
     })
