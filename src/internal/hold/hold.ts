@@ -37,7 +37,6 @@ const none: ReadonlyArray<never> = []
 const ignore = () => {}
 
 export class Hold extends Entry implements Lease {
-  readonly "~lockstep/Lease" = "~lockstep/Lease" as const
   token = 0
   /** It is one of several, as Redis sees it: its process may keep the lock. */
   stretch: Stretch | undefined = undefined
@@ -73,6 +72,11 @@ export class Hold extends Entry implements Lease {
     super(id, claim, keeper)
     this.member = member
     this.weight = weight
+  }
+
+  // Of the class: there can be many holds.
+  get "~lockstep/Lease"() {
+    return "~lockstep/Lease" as const
   }
 
   get kind(): Kind {
