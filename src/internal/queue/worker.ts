@@ -193,9 +193,10 @@ class Worker<R> extends Member implements Crew, Seat {
   #begin(raw: Raw, token: number, delivery: number): void {
     const session = this.trusted
     if (session === undefined) return
-    // It was on its way when the worker began to stop, which can take long.
-    if (this.#stopping) return this.#return(raw[0])
-    if (this.#cancelled.size > 0 && this.#cancelled.delete(raw[0])) return this.#send(raw[0])
+    const [key] = raw
+    // It was on its way when the worker began to stop, which can take long. That is no attempt.
+    if (this.#stopping) return this.#tell(key, (told) => this.tell("queue.retry", [this.id, key, 0, false, 0], told))
+    if (this.#cancelled.size > 0 && this.#cancelled.delete(key)) return this.#send(key)
     const task = new Task(this.#places, this.#shard, raw, token, delivery, this.#notes.of)
     this.#working.set(task.key, task)
     this.#running++
@@ -336,11 +337,6 @@ class Worker<R> extends Member implements Crew, Seat {
     }
     if (error === undefined) over()
     else this.again(request.session, error, () => this.place.channel.outbox.request(request), over)
-  }
-
-  // That is no attempt.
-  #return(job: string): void {
-    this.#tell(job, (told) => this.tell("queue.retry", [this.id, job, 0, false, 0], told))
   }
 
   // Until that is answered, the job may seem to be in hand.
