@@ -180,7 +180,7 @@ local function answer(ctx, replies)
   if count == 0 then return '["ok",[]]' end
   local events = ctx.events
   if count == 1 and not events and not ctx.expects then return '["ok",[' .. replies[1] .. ']]' end
-  local tail = ctx.expects and '],' .. text(nearest(ctx.dues, ctx.expects, ctx.session, ctx.now)) .. ']' or ']]'
+  local tail = ctx.expects and '],' .. nearest(ctx.dues, ctx.expects, ctx.session, ctx.now) .. ']' or ']]'
   if events then
     local parts = { '["ok",[', concat(replies, ','), '],[', events[1] }
     for index = 2, #events do
@@ -309,7 +309,7 @@ end
 -- Renews sessions of one coordinator that have nothing else to ask, each in a partition of its own, in one call where Redis is no cluster.
 --   KEYS  the sessions of each partition
 --   ARGV  for each the session id and the number of its last batch
---   reply JSON, for each: [what `session.renew` replies, next number]; null if it has to ask by itself
+--   reply JSON, for each: [what `session.renew` replies, next number, ending string]; null if it has to ask by itself
 renew = function(keys, argv)
   local answers = {}
   for index = 1, #keys do
@@ -323,7 +323,7 @@ renew = function(keys, argv)
       state.deadline = ctx.now + state.lease
       local renewed = handlers['session.renew'](ctx)
       call('HSET', ctx.sessions, field, packSession(state))
-      answers[index] = '[' .. renewed .. ',' .. text(nearest(ctx.dues, ctx.expects, ctx.session, ctx.now)) .. ']'
+      answers[index] = '[' .. renewed .. ',' .. nearest(ctx.dues, ctx.expects, ctx.session, ctx.now) .. ']'
     else
       answers[index] = 'null'
     end

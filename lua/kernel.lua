@@ -8,9 +8,9 @@
 --         2 batch number; behind that, after a blank, the id of the last event read from the mailbox, if that is news
 --         3.. the requests: verb, its arguments, verb, its arguments, ... (text: parsing JSON would cost more than the rest);
 --             "=" before a verb: its keys are those of the request before it
---   reply JSON: ["ok", [reply, ...], [event, ...], next number] | ["unknown"] | ["expired"] | ["stale"] | ["gap"]
+--   reply JSON: ["ok", [reply, ...], [event, ...], next number, ending string] | ["unknown"] | ["expired"] | ["stale"] | ["gap"]
 --         The events are for claims of the session that asks. `next` is in how many ms the partition has something to do, -1
---         for nothing. Both are left out where they are not needed.
+--         for nothing, and `ending` the session that may end then, if it is one. They are left out where they are not needed.
 --
 -- The keys of a partition:
 --   sessions        hash of all sessions of the partition
@@ -505,13 +505,18 @@ local function sharedIn(ctx, name)
   return shared
 end
 
--- Milliseconds until the partition has something to do, from a time on: 0 for at once, -1 for never.
+-- Milliseconds until the partition has something to do, from a time on, and the session that may end then, as JSON: 0 for at once, -1 for
+-- never.
 local function nearest(due, from, session, now)
   local found = call('ZRANGEBYSCORE', due, from, '+inf', 'WITHSCORES', 'LIMIT', 0, 2)
   for index = 1, #found, 2 do
-    if found[index] ~= session then return math.max(0, tonumber(found[index + 1]) - now) end
+    local member = found[index]
+    if member ~= session then
+      local millis = text(math.max(0, tonumber(found[index + 1]) - now))
+      return byte(member) == 64 and millis or millis .. ',' .. encoded(member)
+    end
   end
-  return -1
+  return '-1'
 end
 
 -- -----------------------------------------------------------------------------

@@ -195,6 +195,7 @@ handlers['session.renew'] = function(ctx)
       due[#due + 1] = member
     end
   end
+  ctx.due = due
   expect(ctx, '(' .. text(ctx.now))
   return reply('renewed', state and state.posted or 0, list(due))
 end
@@ -244,14 +245,25 @@ local function disownInRecord(ctx, session, entry)
   return record
 end
 
+-- Whether a renewal in front of this request has not named the session: then it is not due, or comes later. Where another release keeps
+-- it, nothing else says that it is alive.
+local function isUnnamed(ctx, session)
+  local due = ctx.due
+  for index = 1, due and #due or 0 do
+    if due[index] == session then return false end
+  end
+  return due
+end
+
 -- session.owned: a part of what a dead session still owns; when that is nothing, the session is forgotten. It is set aside
--- for a while when all the rest is of kinds that this release does not know.
+-- for a while when all the rest is of kinds that this release does not know. Behind a renewal in the same call, it is about a session that
+-- is due, or answers that it is alive.
 -- keys: none
 -- args: session string
 -- reply: ["alive"] | ["forgotten"] | ["aside"] | ["owns", entries strings]
 -- flags: allow-oom
 handlers['session.owned'] = function(ctx, _, session)
-  if isAlive(ctx, session) then return '["alive"]' end
+  if isAlive(ctx, session) or isUnnamed(ctx, session) then return '["alive"]' end
   local owned, entries, unknown = ownedBy(ctx, session), {}, false
   local function look(sample)
     for _, entry in ipairs(sample) do

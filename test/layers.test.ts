@@ -182,27 +182,32 @@ layer(TestServer.layer, live)("without the layers above it", (it) => {
       })
     ))
 
-  it.effect("a reaper releases what a session owned that has ended", () =>
-    standing(({ ask, end, open, outbox, reaper, signal, transport }) =>
-      Effect.gen(function*() {
-        const one = yield* open("one")
-        const other = yield* open("other")
-        yield* requested(outbox(one), "signal.await", signal, ["claim"])
-        const waiters = Effect.promise(async () => {
-          const { replies } = await transport.inspect(
-            other.address,
-            { verb: "signal.state", key: signal, args: [] },
-            true
-          )
-          return (replies[0] as ReadonlyArray<unknown>)[2]
+  it.effect.each([true, false])(
+    "a reaper releases what a session owned that has ended, expected: %s",
+    (expected) =>
+      standing(({ ask, end, open, outbox, reaper, signal, transport }) =>
+        Effect.gen(function*() {
+          const one = yield* open("one")
+          const other = yield* open("other")
+          yield* requested(outbox(one), "signal.await", signal, ["claim"])
+          const waiters = Effect.promise(async () => {
+            const { replies } = await transport.inspect(
+              other.address,
+              { verb: "signal.state", key: signal, args: [] },
+              true
+            )
+            return (replies[0] as ReadonlyArray<unknown>)[2]
+          })
+          assert.strictEqual(yield* waiters, 1)
+          yield* Effect.promise(() => reaper.tick(one.id))
+          assert.strictEqual(yield* waiters, 1)
+          yield* ask(one.id, "session.end", [one.id, "1"])
+          yield* Effect.promise(() => reaper.tick(expected ? one.id : undefined))
+          assert.strictEqual(yield* waiters, 0)
+          yield* end(other.id)
         })
-        assert.strictEqual(yield* waiters, 1)
-        yield* ask(one.id, "session.end", [one.id, "1"])
-        yield* Effect.promise(() => reaper.tick())
-        assert.strictEqual(yield* waiters, 0)
-        yield* end(other.id)
-      })
-    ))
+      )
+  )
 
   it.effect("holds and waits live on a channel, and are passed on when their keeper releases them", () =>
     Effect.gen(function*() {

@@ -1088,10 +1088,10 @@ layer(TestServer.layer, live)("a namespace", (it) => {
   it.effect("loses nothing of a session whose record another release has written", () =>
     Effect.gen(function*() {
       const redis = yield* client(yield* TestServer)
-      const { beside, keys, open, reap, send } = actor(redis, freshNamespace(), "lock:a")
+      const { beside, due, keys, open, reap, send } = actor(redis, freshNamespace(), "lock:a")
       const other = beside("semaphore:s")
       yield* Effect.promise(async () => {
-        const [sessions] = keys("") as [string]
+        const [sessions, dues] = keys("") as [string, string]
         await open("a")
         await send("a", "lock.take", ["1", ""])
         await other.send("a", "semaphore.take", ["2", 1, 1, ""])
@@ -1100,6 +1100,12 @@ layer(TestServer.layer, live)("a namespace", (it) => {
         record[0] = 99
         await redis.hset(sessions, "sa", record)
         await open("b")
+        // Its own release has renewed it since a coordinator of this one was told when it would end.
+        assert.deepStrictEqual(await due("a"), [["renewed", 0, []], ["alive"]])
+        await redis.zadd(dues, 0, "a")
+        const [renewed, owned] = await due("a")
+        assert.deepStrictEqual(renewed, ["renewed", 0, ["a"]])
+        assert.sameMembers(owned![1], ["1:lock:a", "2:semaphore:s"])
         assert.strictEqual(await reap("a"), "forgotten")
         assert.strictEqual((await send("b", "lock.take", ["3", ""]))[0], "granted")
         assert.strictEqual((await other.send("b", "semaphore.take", ["4", 1, 1, ""]))[0], "granted")

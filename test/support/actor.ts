@@ -182,6 +182,11 @@ export const actor = (redis: IoRedis, namespace: string, resource: string) => {
     together,
     repeat: async (id: string): Promise<Answer | undefined> => last.has(id) ? await call(last.get(id)!) : undefined,
     end: (id: string, closed = false) => ask(id, "session.end", [id, closed ? "1" : ""]),
+    /** What is due, and what a session owns if it is among that: in one call. */
+    due: async (id: string): Promise<ReadonlyArray<Array<any>>> => {
+      const [, replies] = await call([1, sessions, "", 0, "session.renew", "session.owned", id])
+      return replies
+    },
     reap: async (id: string, reaped?: (id: string) => void) => {
       for (;;) {
         const [tag, entries] = await ask(id, "session.owned", [id]) as [string, Array<string>]

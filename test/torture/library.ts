@@ -88,7 +88,7 @@ export const bugs: { readonly [name: string]: Bug } = {
   // A session that is alive is taken for dead now and then.
   prematureReaping: {
     lua: [[
-      "handlers['session.owned'] = function(ctx, _, session)\nif isAlive(ctx, session) then return '[\"alive\"]' end",
+      "handlers['session.owned'] = function(ctx, _, session)\nif isAlive(ctx, session) or isUnnamed(ctx, session) then return '[\"alive\"]' end",
       "handlers['session.owned'] = function(ctx, _, session)"
     ], [
       "handlers['session.reap'] = function(ctx, key, session, entry)\nif isAlive(ctx, session) then return '[\"alive\"]' end",
@@ -98,7 +98,7 @@ export const bugs: { readonly [name: string]: Bug } = {
       "if known and known.deadline > ctx.now and ctx.micros % 4 > 0 then"
     ], [
       "local function nearest(due, from, session, now)",
-      "local function nearest(due, from, session, now)\ndo return 50 end"
+      "local function nearest(due, from, session, now)\ndo return '50' end"
     ], [
       "call('ZRANGEBYSCORE', ctx.dues, '-inf', text(ctx.now), 'LIMIT', 0, REAP_SESSIONS)",
       "call('ZRANGEBYSCORE', ctx.dues, '-inf', '+inf', 'LIMIT', 0, REAP_SESSIONS)"

@@ -7,13 +7,17 @@ import type { Io, Timer } from "../io.ts"
 import { RedisError } from "../redis/errors.ts"
 import type { Log } from "./hooks.ts"
 import { describe, resourceOf } from "./keys.ts"
-import { isTransient, type Reply, type Transport } from "./transport.ts"
+import { isTransient, type Next, type Reply, type Transport } from "./transport.ts"
 import type { Message } from "./wire.ts"
 
 // Of requests that another coordinator makes when this one does not.
 const maxAttempts = 10
 // The partition has something to do at once, and what that is could not be done: not more often than this, in ms.
 const shortestPause = 20
+
+const renewal: Message = { verb: "session.renew", args: [] }
+
+const owning = (session: string): Message => ({ verb: "session.owned", args: [session] })
 
 export class Reaper {
   readonly #transport: Transport
@@ -58,12 +62,12 @@ export class Reaper {
     }
   }
 
-  /** The partition has something to do in so many milliseconds; -1 for nothing. */
-  expect(next: number): void {
-    if (this.#closed || next < 0 || next > 0 && !this.#isWanted()) return
+  /** The partition has something to do. */
+  expect({ ending, millis }: Next): void {
+    if (this.#closed || millis < 0 || millis > 0 && !this.#isWanted()) return
     // The first coordinator does the work, and the others find nothing to do; so they do not come at once. Timers of Node may be early
     // by a part of a millisecond.
-    const at = this.#io.now() + next + 0.5 + this.#io.random() * 2
+    const at = this.#io.now() + millis + 0.5 + this.#io.random() * 2
     if (this.#timer !== undefined) {
       if (this.#at <= at) return
       this.#timer.cancel()
@@ -72,15 +76,21 @@ export class Reaper {
     this.#timer = this.#io.after(at - this.#io.now(), () => {
       this.#timer = undefined
       this.#at = Number.POSITIVE_INFINITY
-      void this.tick()
+      void this.tick(ending)
     })
   }
 
-  /** Does what is due now. Ends when it is done, or when it cannot be. */
-  tick(): Promise<void> {
+  /**
+   * Does what is due now. Ends when it is done, or when it cannot be. What a session owned that is expected to have ended is asked in
+   * the same call.
+   */
+  tick(ending?: string): Promise<void> {
     return this.#once("", async () => {
-      const [reply] = await this.insist("", [{ verb: "session.renew", args: [] }])
-      if (reply![0] === "renewed") await this.handle(reply![2])
+      const messages = ending === undefined ? [renewal] : [renewal, owning(ending)]
+      const [reply, owned] = await this.insist(ending ?? "", messages)
+      if (reply![0] !== "renewed") return
+      const reaping = ending && this.reap(ending, owned)
+      await Promise.all([reaping, this.handle(reply![2])])
     })
   }
 
@@ -94,16 +104,19 @@ export class Reaper {
     if (due.length === 0 || this.#closed) return
     await Promise.all(due.map((member) => member.startsWith("@") ? this.#ring(member.slice(1)) : this.reap(member)))
     // There may be more than one answer names.
-    if (due.length >= mostNamed) this.expect(shortestPause)
+    if (due.length >= mostNamed) this.expect({ millis: shortestPause, ending: undefined })
   }
 
-  /** Releases what a dead session owned, a part at a time: its resources have to be declared as keys, so they are read first. */
-  reap(session: string): Promise<void> {
+  /**
+   * Releases what a dead session owned, a part at a time: its resources have to be declared as keys, so they are read first. `known` is
+   * the answer to that, if it was asked.
+   */
+  reap(session: string, known?: Reply): Promise<void> {
     return this.#once(session, async () => {
-      for (;;) {
-        const [owned] = await this.insist(session, [{ verb: "session.owned", args: [session] }])
-        if (owned![0] !== "owns") return
-        const entries = owned![1] as ReadonlyArray<string>
+      for (let next = known;; next = undefined) {
+        const owned = next ?? (await this.insist(session, [owning(session)]))[0]!
+        if (owned[0] !== "owns") return
+        const entries = owned[1] as ReadonlyArray<string>
         const replies = await this.insist(
           session,
           entries.map((entry) => ({

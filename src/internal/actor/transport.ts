@@ -22,14 +22,20 @@ export interface Answer {
   readonly replies: ReadonlyArray<Reply>
   /** For claims of the session that has asked. */
   readonly events: ReadonlyArray<ReadonlyArray<unknown>>
-  /** In how many milliseconds the partition has something to do; -1 for nothing, undefined if it was not asked. */
-  readonly next: number | undefined
+  /** Undefined if it was not asked. */
+  readonly next: Next | undefined
 }
 
-/** The reply to the renewal of a session, and in how many milliseconds its partition has something to do; -1 for nothing. */
+/** The next thing that a partition has to do: in how many milliseconds, -1 for never, and the session that may end then, if it is one. */
+export interface Next {
+  readonly millis: number
+  readonly ending: string | undefined
+}
+
+/** The reply to the renewal of a session, and what its partition has to do next. */
 export interface Renewed {
   readonly reply: Requests["session.renew"]["reply"]
-  readonly next: number
+  readonly next: Next
 }
 
 // The functions of the library: the name of each, its entry point, and how it is registered.
@@ -191,7 +197,10 @@ export class Transport {
     return sessions.map((_, at) => {
       const answer: unknown = Array.isArray(answers) ? answers[at] : undefined
       if (!Array.isArray(answer) || !fits("session.renew", answer[0]) || answer[0][0] === "failed") return undefined
-      return { reply: answer[0] as Requests["session.renew"]["reply"], next: Number(answer[1]) }
+      return {
+        reply: answer[0] as Requests["session.renew"]["reply"],
+        next: { millis: Number(answer[1]), ending: answer[2] }
+      }
     })
   }
 
@@ -381,7 +390,7 @@ export const decode = (
 ): Answer => {
   const parsed: unknown = typeof raw === "string" ? parse(raw) : undefined
   if (!Array.isArray(parsed)) throw defect("batch", "malformed reply")
-  const [status, replies = none, events = none, next] = parsed
+  const [status, replies = none, events = none, millis, ending] = parsed
   switch (status) {
     case "unknown":
     case "expired":
@@ -399,7 +408,7 @@ export const decode = (
   for (let at = 0; at < asked.length; at++) {
     if (!fits(asked[at]!.verb, replies[at])) replies[at] = malformed
   }
-  return { status, replies, events, next }
+  return { status, replies, events, next: millis === undefined ? undefined : { millis, ending } }
 }
 
 const fits = (verb: string, reply: unknown): boolean => {
