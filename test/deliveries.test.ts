@@ -1,16 +1,29 @@
 /** The order in which a worker begins the jobs of its deliveries. */
 import { assert, describe, it } from "@effect/vitest"
-import { live } from "../src/internal/io.ts"
+import { type Io, live } from "../src/internal/io.ts"
 import { Deliveries } from "../src/internal/queue/deliveries.ts"
 import type { Raw } from "../src/internal/queue/job.ts"
 
 /** Jobs by their numbers, which are their tokens too; turns of the event loop pass one at a time. */
 const worker = () => {
   const later: Array<() => void> = []
-  const state = { served: false, empty: 0, begun: [] as Array<number> }
-  const deliveries = new Deliveries({ ...live, defer: (f) => void later.push(f) }, {
+  const timers: Array<() => void> = []
+  const state = { served: false, empty: 0, now: 0, millis: 0, begun: [] as Array<number> }
+  const io: Io = {
+    ...live,
+    now: () => state.now,
+    defer: (f) => void later.push(f),
+    after: (_, f) => {
+      timers.push(f)
+      return { cancel: () => {} }
+    }
+  }
+  const deliveries = new Deliveries(io, {
     isServed: () => state.served,
-    begin: (_, token) => void state.begun.push(token),
+    begin: (_, token) => {
+      state.begun.push(token)
+      state.now += state.millis
+    },
     empty: () => void state.empty++
   })
   return {
@@ -25,6 +38,10 @@ const worker = () => {
     /** The end of this turn. */
     turn: () => {
       for (const f of later.splice(0)) f()
+    },
+    /** The next one. */
+    timer: () => {
+      for (const f of timers.splice(0)) f()
     }
   }
 }
@@ -51,6 +68,21 @@ describe("deliveries to a worker", () => {
     turn()
     assert.deepStrictEqual(state.begun, numbers(1, 500))
     assert.strictEqual(state.empty, 2)
+  })
+
+  it("go on in the next turn of the event loop when this one has been long", () => {
+    const { add, state, timer, turn } = worker()
+    state.millis = 4
+    state.served = true
+    add(1, 7, 1)
+    assert.deepStrictEqual(state.begun, numbers(1, 3))
+    turn()
+    assert.deepStrictEqual(state.begun, numbers(1, 3))
+    timer()
+    assert.deepStrictEqual(state.begun, numbers(1, 6))
+    timer()
+    assert.deepStrictEqual(state.begun, numbers(1, 7))
+    assert.strictEqual(state.empty, 1)
   })
 
   it("keep their order when another one comes between two halves", () => {

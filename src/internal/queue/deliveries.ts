@@ -1,6 +1,7 @@
 /** Jobs that have come and not begun, in their order: some begin at once, the others in a later turn of the event loop. */
 
 import type { Io } from "../io.ts"
+import { longestTurn } from "../work/turn.ts"
 import type { Raw } from "./job.ts"
 
 interface Delivery {
@@ -55,20 +56,25 @@ export class Deliveries {
     this.#waiting = []
   }
 
-  // So many of those that wait, and the others in a later turn.
-  #beginSome(room: number): void {
-    for (; room > 0 && this.#waiting.length > 0; room--) {
+  // So many of those that wait, if they do not take too long; the others behind what these have come to.
+  #beginSome(room: number, until = this.#io.now() + longestTurn): void {
+    let isLong = false
+    for (; room > 0 && !isLong && this.#waiting.length > 0; room--) {
       const first = this.#waiting[0]!
       const at = first.begun++
       if (first.begun === first.jobs.length) this.#waiting.shift()
       this.#taker.begin(first.jobs[at]!, first.token + at, first.number)
+      isLong = this.#io.now() >= until
     }
     if (this.#waiting.length === 0) return this.#taker.empty()
     this.#deferred = true
-    this.#io.defer(() => {
-      this.#deferred = false
-      this.#beginSome(this.#count)
-    })
+    if (isLong) this.#io.after(0, () => this.#goOn())
+    else this.#io.defer(() => this.#goOn(until))
+  }
+
+  #goOn(until?: number): void {
+    this.#deferred = false
+    this.#beginSome(this.#count, until)
   }
 
   get #count(): number {

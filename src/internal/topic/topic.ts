@@ -20,6 +20,7 @@ import { fresh, question, request } from "../hold/request.ts"
 import { sending } from "../hold/span.ts"
 import type { Tenancy } from "../hold/tenancy.ts"
 import { codec } from "../work/codec.ts"
+import { Turns } from "../work/turn.ts"
 import type { Delivery, GroupOptions, HandlerOptions, Options, PublishOptions, SubscribeOptions, Topic } from "./api.ts"
 import { deliveryOf } from "./delivery.ts"
 import { fail, failing, OtherShard, type TopicError } from "./errors.ts"
@@ -243,7 +244,8 @@ export class TopicImpl<in out A> implements Topic<A> {
   // -------------------------------------------------------------------------------------------------------------------
 
   #deliveries(
-    { from = "now", group, orderBy, prefetch = 16 }: GroupOptions
+    { from = "now", group, orderBy, prefetch = 16 }: GroupOptions,
+    turns?: Turns
   ): Effect.Effect<Queue.Dequeue<GroupDelivery<A>, TopicError>, TopicError, Scope.Scope> {
     checkName(group, "group")
     whole(prefetch, "prefetch", 1024)
@@ -262,6 +264,7 @@ export class TopicImpl<in out A> implements Topic<A> {
           credit: prefetch
         },
         (deliveries) => {
+          turns?.begin()
           Queue.offerAllUnsafe(queue, deliveries)
           // Handlers begin now, rather than in the next turn of the event loop, behind the next read.
           queue.dispatcher.flush()
@@ -306,9 +309,10 @@ export class TopicImpl<in out A> implements Topic<A> {
         const scope = yield* Effect.scope
         const opening = Scope.provide(this.deadLetters(group), scope)
         const bury = burying({ name: this.name, subject: this.subject, group, log }, deadLetter, opening)
-        const queue = yield* this.#deliveries({ ...options, prefetch })
+        const turns = new Turns(this.#space.kernel.io)
+        const queue = yield* this.#deliveries({ ...options, prefetch }, turns)
         yield* joined
-        const worker = Effect.forever(Effect.flatMap(Queue.take(queue), (delivery) =>
+        const worker = Effect.forever(Effect.flatMap(Effect.tap(Queue.take(queue), turns.next), (delivery) =>
           handle(delivery, handler, {
             name: this.name,
             subject: this.subject,
@@ -327,7 +331,8 @@ export class TopicImpl<in out A> implements Topic<A> {
           })))
         return yield* Effect.forEach(
           Array.from({ length: concurrency }),
-          () => worker,
+          () =>
+            worker,
           { concurrency: "unbounded" }
         ) as unknown as Effect.Effect<never, TopicError, R>
       })) as Effect.Effect<never, TopicError, R>
