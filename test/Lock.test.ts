@@ -334,6 +334,39 @@ layer(TestServer.layer, live)("Lock", (it) => {
       })
     ))
 
+  it.effect("holds a thousand, and fails when one of them is lost", () =>
+    withNode(() =>
+      Effect.gen(function*() {
+        const names = Array.from({ length: 1000 }, (_, at) => `k${at}`)
+        const started = yield* Deferred.make<void>()
+        const inside = Effect.andThen(Deferred.succeed(started, undefined), Effect.never)
+        const all = yield* Effect.forkChild(Effect.flip(Lock.withLocks(inside, names, { maxHold: "5 seconds" })))
+        yield* Deferred.await(started)
+        // Each operation looks at the leases.
+        const began = Date.now()
+        for (let at = 0; at < 1000; at++) yield* Effect.yieldNow
+        assert.isBelow(elapsed(began), 500)
+        const { reason } = yield* Fiber.join(all)
+        assert.deepInclude(reason, { _tag: "LeaseLost", reason: "maxHold" })
+      })
+    ))
+
+  it.effect("fails where one of several is taken again inside", () =>
+    withNode(() =>
+      Effect.gen(function*() {
+        const again = (key: string) =>
+          Effect.map(Effect.flip(Lock.withLock(Effect.void, key)), ({ reason }) => reason._tag)
+        const inside = Effect.forEach(["a", "b", "c"], (key) =>
+          Effect.all([again(key), Effect.flatMap(Effect.forkChild(again(key)), Fiber.join)]))
+        const found = yield* Lock.withLocks(inside, ["a", "b", "c"])
+        assert.deepStrictEqual(
+          found.flat(),
+          Array.from({ length: 6 }, () =>
+            "AlreadyHeld")
+        )
+      })
+    ))
+
   it.effect("reads the keys of several once, and limits each from its grant on", () =>
     withNode((namespace) =>
       Effect.gen(function*() {

@@ -5,6 +5,8 @@ import type * as Fiber from "effect/Fiber"
 import * as Scheduler from "effect/Scheduler"
 import type { Session } from "../actor/session.ts"
 
+const none: ReadonlyArray<never> = []
+
 /**
  * A scheduler that looks at the lease before every operation of a protected program. A process that was paused, or whose
  * event loop was blocked, goes on with the timer or reply that comes first. That may be the program's own; this way the
@@ -14,16 +16,26 @@ class Guard implements Scheduler.Scheduler {
   readonly executionMode: "sync" | "async"
   readonly base: Scheduler.Scheduler
   readonly session: Session
+  /** Those of the leases around it: each once, however often a program alternates between them. */
+  readonly outer: ReadonlyArray<Session>
 
   constructor(base: Scheduler.Scheduler, session: Session) {
-    this.base = base
+    const outer = base instanceof Guard ? base : undefined
+    this.base = outer === undefined ? base : outer.base
+    this.outer = outer === undefined ? none : [outer.session, ...outer.outer].filter(({ lost }) => lost === undefined)
     this.session = session
     this.executionMode = base.executionMode
   }
 
   shouldYield(fiber: Fiber.Fiber<unknown, unknown>): boolean {
     // Yielding at that moment keeps the operation at hand from running: the interruption comes first.
-    return this.session.expireIfDue() || this.base.shouldYield(fiber)
+    if (this.session.expireIfDue()) return true
+    for (let at = 0; at < this.outer.length; at++) if (this.outer[at]!.expireIfDue()) return true
+    return this.base.shouldYield(fiber)
+  }
+
+  covers(session: Session): boolean {
+    return this.session === session || this.outer.includes(session)
   }
 
   makeDispatcher(): Scheduler.SchedulerDispatcher {
@@ -34,7 +46,7 @@ class Guard implements Scheduler.Scheduler {
 const guards = new WeakMap<Session, WeakMap<Scheduler.Scheduler, Guard>>()
 
 const guard = (base: Scheduler.Scheduler, session: Session): Scheduler.Scheduler => {
-  if (base instanceof Guard && base.session === session) return base
+  if (base instanceof Guard && base.covers(session)) return base
   let known = guards.get(session)
   if (known === undefined) guards.set(session, known = new WeakMap())
   let found = known.get(base)
@@ -51,7 +63,9 @@ export const guarded = (context: Context.Context<never>, session: Session): Cont
   if (known === undefined) contexts.set(session, known = new WeakMap())
   let found = known.get(context)
   if (found === undefined) {
-    found = Context.add(context, Scheduler.Scheduler, guard(Context.get(context, Scheduler.Scheduler), session))
+    const base = Context.get(context, Scheduler.Scheduler)
+    const guarding = guard(base, session)
+    found = guarding === base ? context : Context.add(context, Scheduler.Scheduler, guarding)
     known.set(context, found)
   }
   return found

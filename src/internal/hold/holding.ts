@@ -83,11 +83,18 @@ interface Inner {
   readonly _observers?: ReadonlyArray<(exit: never) => void> | undefined
 }
 
-/** The holding whose protected program a fiber runs. */
+/** The holding whose protected program a fiber runs: of several, the inner one. */
 const protectedIn = (fiber: AnyFiber, holdings: Holding | undefined): Holding | undefined => {
   let at = holdings
   while (at !== undefined && at.body !== fiber) at = at.outer
   return at
+}
+
+/** Whether a fiber runs a program that is protected by this hold, perhaps with others. */
+const isProtectedBy = (fiber: AnyFiber, hold: Hold, holdings: Holding | undefined): boolean => {
+  let at = holdings
+  while (at !== undefined && !(at.body === fiber && at.hold === hold)) at = at.outer
+  return at !== undefined
 }
 
 /** The fiber that a fiber is a child of, or that waits for its protected program. */
@@ -116,16 +123,18 @@ export const findHold = (fiber: Fiber.Fiber<unknown, unknown>, place: Place): Ho
   return findAcquired(fiber, (hold) => isOf(hold, place))
 }
 
-/** Starts a program under a hold, in a fiber that `parent` waits for. */
+/** Starts a program under holds, in a fiber that `parent` waits for. */
 export const start = <A, E, R>(
   program: Effect.Effect<A, E, R>,
   context: Context.Context<R>,
-  hold: Hold,
+  holds: ReadonlyArray<Hold>,
   parent: AnyFiber
 ): Fiber.Fiber<A, E> => {
-  const holding: Holding = { hold, outer: prune(Context.get(context, Holdings)), body: undefined, parent }
-  return Effect.runForkWith(Context.add(context, Holdings, holding))(Effect.withFiber((fiber) => {
-    holding.body = fiber
+  const around = prune(Context.get(context, Holdings))
+  let inner = around
+  for (const hold of holds) inner = { hold, outer: inner, body: undefined, parent }
+  return Effect.runForkWith(Context.add(context, Holdings, inner))(Effect.withFiber((fiber) => {
+    for (let at = inner; at !== undefined && at !== around; at = at.outer) at.body = fiber
     return program
   }))
 }
@@ -141,7 +150,7 @@ export const isDetached = (fiber: AnyFiber, hold: Hold): boolean => {
   const holdings = fiber.getRef(Holdings)
   // From child to parent, and from a protected program to the fiber that waits for it.
   for (let at = fiber;;) {
-    if (hold.fiber === at.id || protectedIn(at, holdings)?.hold === hold) return false
+    if (hold.fiber === at.id || isProtectedBy(at, hold, holdings)) return false
     const next = parentOf(at, holdings)
     if (next === undefined) return !isAwaited(at as Inner)
     at = next

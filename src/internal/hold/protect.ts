@@ -45,7 +45,7 @@ export const withHold = <A, E, R, E2>(
             const { fail, options, place, refuse } = acquiring
             if (outcome[0] !== "granted") return refuse(outcome)
             granted = true
-            return protecting(fiber, self, hold, restore, fail, limiting(place, options))
+            return protecting(fiber, self, [hold], restore, fail, limiting(place, options))
           }
         )
       ),
@@ -137,17 +137,10 @@ const underAll = <A, E, R, E2>(
   taken: ReadonlyArray<Hold>,
   restore: Restore,
   fail: (error: LeaseLost) => E2
-): Effect.Effect<A, E | E2, R> => {
-  if (taken.length === 0) return restore(self)
-  let body: Effect.Effect<A, E | E2, R> = self
-  for (const [at, hold] of taken.entries()) {
-    const inner = body
-    body = at === taken.length - 1
-      ? protect(inner, hold, restore, fail, undefined)
-      : Effect.uninterruptibleMask((restore) => protect(inner, hold, restore, fail, undefined))
-  }
-  return body
-}
+): Effect.Effect<A, E | E2, R> =>
+  taken.length === 0
+    ? restore(self)
+    : Effect.withFiber((parent) => protecting(parent, self, taken, restore, fail, undefined))
 
 /** Runs the effect under a hold that the fiber has already. */
 export const withinHold = <A, E, R, E2>(
@@ -187,60 +180,68 @@ export const protect = <A, E, R, E2>(
   fail: (error: LeaseLost) => E2,
   limited: Limiting | undefined
 ): Effect.Effect<A, E | E2, R> =>
-  Effect.withFiber<A, E | E2, R>((parent) => protecting(parent, self, hold, restore, fail, limited))
+  Effect.withFiber<A, E | E2, R>((parent) => protecting(parent, self, [hold], restore, fail, limited))
 
 // The body runs in a fiber of its own, so that it can be interrupted without the fiber that holds. That one does not end
-// before it, so it needs no supervision beyond being joined. It is started at once.
+// before it, so it needs no supervision beyond being joined. It is started at once. `limited` is about the first hold.
 const protecting = <A, E, R, E2>(
   parent: Fiber.Fiber<unknown, unknown>,
   self: Effect.Effect<A, E, R>,
-  hold: Hold,
+  holds: ReadonlyArray<Hold>,
   restore: Restore,
   fail: (error: LeaseLost) => E2,
   limited: Limiting | undefined
 ): Effect.Effect<A, E | E2, R> => {
-  if (!hold.active) return Effect.fail(fail(hold.lossError()))
-  const context = guarded(parent.context, hold.session!)
-  hold.protecting++
-  const body = spanned(parent, self, `lockstep.${hold.kind}.hold`, hold.kind, hold.key)
-  const child = start(body, context as Context.Context<R>, hold, parent)
+  let body = self
+  let { context } = parent
+  for (const hold of holds) {
+    if (!hold.active) return Effect.fail(fail(hold.lossError()))
+    context = guarded(context, hold.session!)
+  }
+  for (const hold of holds) {
+    hold.protecting++
+    body = spanned(parent, body, `lockstep.${hold.kind}.hold`, hold.kind, hold.key)
+  }
+  const child = start(body, context as Context.Context<R>, holds, parent)
   const done = child.pollUnsafe()
   if (done !== undefined) {
-    hold.unprotect()
-    return outcome(hold, done, fail)
+    for (const hold of holds) hold.unprotect()
+    return outcome(holds, done, fail)
   }
   const interrupt = () => child.interruptUnsafe(parent.id)
-  hold.onLoss(interrupt)
-  const timer = limited && Effect.runForkWith(parent.context)(limit(limited.place, hold, limited.maxHold))
+  for (const hold of holds) hold.onLoss(interrupt)
+  const timer = limited && Effect.runForkWith(parent.context)(limit(limited.place, holds[0]!, limited.maxHold))
+  const end = () => {
+    for (const hold of holds) {
+      hold.unprotect()
+      hold.offLoss(interrupt)
+    }
+    timer?.interruptUnsafe()
+  }
   return Effect.onExitPrimitive(
-    restore(joined(child, (exit) => outcome(hold, exit, fail))),
+    restore(joined(child, (exit) => outcome(holds, exit, fail))),
     () => {
       // An interruption has ended the wait for it, or has skipped that.
-      if (child.pollUnsafe() === undefined) {
-        return Effect.andThen(Fiber.interrupt(child), Effect.sync(() => end(hold, interrupt, timer)))
-      }
-      end(hold, interrupt, timer)
+      if (child.pollUnsafe() === undefined) return Effect.andThen(Fiber.interrupt(child), Effect.sync(end))
+      end()
       return undefined
     },
     true
   )
 }
 
-const end = (hold: Hold, interrupt: () => void, timer: Fiber.Fiber<void> | undefined): void => {
-  hold.unprotect()
-  hold.offLoss(interrupt)
-  timer?.interruptUnsafe()
-}
-
-/** How a body has ended, if it was still under the hold then. */
+/** How a body has ended, if it was still under its holds then. */
 const outcome = <A, E, E2>(
-  hold: Hold,
+  holds: ReadonlyArray<Hold>,
   exit: Exit.Exit<A, E>,
   fail: (error: LeaseLost) => E2
 ): Exit.Exit<A, E | E2> => {
-  // The last operation can have kept this process from noticing.
-  if (hold.loss === undefined) hold.session?.expireIfDue()
-  return hold.loss === undefined ? exit : lostWith(fail(hold.lossError()), exit)
+  for (const hold of holds) {
+    // The last operation can have kept this process from noticing.
+    if (hold.loss === undefined) hold.session?.expireIfDue()
+    if (hold.loss !== undefined) return lostWith(fail(hold.lossError()), exit)
+  }
+  return exit
 }
 
 /** The exit of an effect that was interrupted for a loss: that loss, and the other failures. */
