@@ -82,7 +82,7 @@ end
 -- -----------------------------------------------------------------------------
 
 -- flow.begun: the job of a node was offered, or is going to be. If it was, and the run stops, or has given the node up, conductors remove
--- it. If it is not yet, and the run stops, it is not to be offered.
+-- it. If it is not yet, and the run stops, it is not to be offered. Nor are other nodes of the run, once this one hears that it stops.
 -- keys: all
 -- args: stamp number, node string, generation number, offered boolean
 -- reply: ["active"] | ["stopping"] | ["over"] | ["missing"]
@@ -102,8 +102,9 @@ handlers['flow.begun'] = function(ctx, key, stamp, node, generation, offered)
     moveNode(flow, node, found, 'a')
     writeNode(flow, node, found)
   end
-  if flow.stop ~= 0 then stopNode(ctx, flow, node, found) end
-  return '["active"]'
+  if flow.stop == 0 then return '["active"]' end
+  stopNode(ctx, flow, node, found)
+  return '["stopping"]'
 end
 
 -- A number for each new node, and the state of those that the node behind them has added before. Answers the name that

@@ -274,8 +274,10 @@ const drive = async (
       assert.strictEqual(asked, fits ? stopping ? "stopping" : "active" : "over")
     }
     const [answer] = await ask("flow.begun", stamp, String(node), generation, "1")
-    if (answer === "active" && nodes[at]!.state === "r") nodes[at]!.state = "a"
-    if (answer !== "active" || model.stop === 0) return
+    if (answer === "over") return
+    assert.strictEqual(answer, model.stop === 0 ? "active" : "stopping")
+    if (nodes[at]!.state === "r") nodes[at]!.state = "a"
+    if (model.stop === 0) return
     await receive()
     assert.isTrue(pending.slice(known).some(([tag, , behind]) => tag === "stop" && behind === node), "it is removed")
   }

@@ -994,6 +994,30 @@ layer(TestServer.layer, { excludeTestServices: true })("Flow", (it) => {
       }))
     ))
 
+  it.effect("offers hardly any job more when it is cancelled while its jobs wait for room", () =>
+    withNode(() =>
+      Effect.scoped(Effect.gen(function*() {
+        const queue = yield* roomForOne
+        yield* Effect.addFinalizer(() => Effect.orDie(queue.obliterate))
+        const begun: Array<string> = []
+        yield* Effect.forkScoped(
+          queue.run((name) =>
+            Effect.as(Effect.andThen(Effect.sync(() => begun.push(name)), Effect.sleep("5 millis")), 1)
+          )
+        )
+        yield* Effect.gen(function*() {
+          const names = Array.from({ length: 400 }, (_, at) => `n${at}`)
+          const flow = yield* made((flow) => names.map((name) => flow.job(Extract, name)))
+          const run = yield* flow.start()
+          yield* eventually(Effect.sync(() => begun.length >= 3))
+          assert.isTrue(yield* run.cancel)
+          const before = begun.length
+          assert.strictEqual((yield* reasonOf(run.await))._tag, "FlowCancelled")
+          assert.isBelow(begun.length - before, 40)
+        }).pipe(Effect.scoped, Effect.provideService(Extract, queue), Effect.provide(Load.layer))
+      }))
+    ))
+
   it.effect("keeps the place of a job in the line for room", () =>
     withNode((namespace) =>
       Effect.scoped(Effect.gen(function*() {

@@ -17,6 +17,7 @@ import { fail, type FlowError } from "./errors.ts"
 import type { Port } from "./graph.ts"
 import { type About, type Ended, failing, type Home, type Over, type StateLetter } from "./home.ts"
 import { states } from "./runs.ts"
+import { Stops } from "./stops.ts"
 
 /** A run, and the stamp that distinguishes it from the runs before it that had its id. */
 type Which = readonly [run: string, stamp: number]
@@ -72,6 +73,7 @@ const [mostPatient, mostPatientOfAll] = [16, 128]
 
 class Conductor {
   readonly home: Home
+  readonly #stops = new Stops()
   readonly #patient = new Map<Port["queue"], number>()
   #allPatient = 0
 
@@ -115,12 +117,13 @@ class Conductor {
     payload: unknown,
     options: OfferOptions,
     reference: string,
-    isStopped: Effect.Effect<boolean, unknown>
-  ): Effect.Effect<Offered, unknown> {
+    isStopped: Effect.Effect<boolean, unknown>,
+    stop?: Effect.Effect<void>
+  ): Effect.Effect<Offered | undefined, unknown> {
     const subscriber: Subscriber = { errands: this.home.name, reference }
     const offer = innerOf(port.queue).offerFor(payload, options, subscriber)
     return Effect.mapError(
-      this.#inLine(port, offer, isStopped),
+      this.#inLine(port, offer, isStopped, stop),
       (error) =>
         error instanceof QueueError && error.reason._tag === "InvalidPayload"
           ? new Unmade("failed", error.message)
@@ -128,15 +131,20 @@ class Conductor {
     )
   }
 
-  // Fails if it is to begin anew: its queue has no room, and its run may have stopped meanwhile.
+  // Fails if it is to begin anew: its queue has no room, and its run may have stopped meanwhile. Answers nothing if `stop` came first.
   #inLine<A, E>(
     { queue }: Port,
     offer: Effect.Effect<A, E>,
-    isStopped: Effect.Effect<boolean, unknown>
-  ): Effect.Effect<A, unknown> {
-    return Effect.suspend((): Effect.Effect<A, unknown> => {
+    isStopped: Effect.Effect<boolean, unknown>,
+    stop: Effect.Effect<void> = Effect.never
+  ): Effect.Effect<A | undefined, unknown> {
+    return Effect.suspend((): Effect.Effect<A | undefined, unknown> => {
+      const race = (last: Effect.Effect<never, string>) =>
+        Effect.raceAllFirst([offer, Effect.as(stop, undefined), last])
       const ofQueue = this.#patient.get(queue) ?? 0
-      if (ofQueue >= mostPatient || this.#allPatient >= mostPatientOfAll) return Effect.timeout(offer, lookAgain)
+      if (ofQueue >= mostPatient || this.#allPatient >= mostPatientOfAll) {
+        return race(Effect.delay(Effect.fail("others wait for room, too"), lookAgain))
+      }
       const count = (by: number) => {
         this.#patient.set(queue, (this.#patient.get(queue) ?? 0) + by)
         this.#allPatient += by
@@ -150,7 +158,7 @@ class Conductor {
       )
       return Effect.acquireUseRelease(
         Effect.sync(() => count(1)),
-        () => Effect.raceFirst(offer, stopped),
+        () => race(stopped),
         () => Effect.sync(() => count(-1))
       )
     })
@@ -163,32 +171,40 @@ class Conductor {
     const what = `run ${JSON.stringify(run)} of ${this.home.subject}`
     const id = jobOf(this.home.name, which, node, generation)
     const reference = referenceOf(which, node, generation, false)
+    const whole = which.join("/")
     const begun = (offered: boolean) =>
       failing(
         request(this.home.placeOf(run), "flow.begun", [stamp, String(node), generation, offered], { waits: true })
       )
     const offering = Effect.gen({ self: this }, function*() {
       // The first attempt may be so long ago that the node has ended, and the queue does not know the id any more.
-      const [now] = repeated ? yield* begun(false) : ["active"]
-      if (now === "over" || now === "missing") return
-      const port = yield* this.#port(about)
-      if (now === "stopping") {
-        // Unless an earlier attempt has offered it, the node ends here.
-        if ((yield* port.queue.job(id).status)._tag === "None") {
-          return yield* this.#recall(port, id, reference, ["cancelled"])
+      let asks = repeated || this.#stops.has(whole)
+      for (;;) {
+        const [now] = asks ? yield* begun(false) : ["active"]
+        if (now === "over" || now === "missing") return
+        const port = yield* this.#port(about)
+        if (now === "stopping") {
+          // Unless an earlier attempt has offered it, the node ends here.
+          if ((yield* port.queue.job(id).status)._tag === "None") {
+            return yield* this.#recall(port, id, reference, ["cancelled"])
+          }
+          break
         }
-      } else {
         const payload = yield* this.#payload(port, errand)
         const isStopped = Effect.map(begun(false), ([now]) => now !== "active")
-        const { duplicate } = yield* this.#offered(port, payload, { ...about[2], id }, reference, isStopped)
+        const stop = this.#stops.of(whole)
+        const offered = yield* this.#offered(port, payload, { ...about[2], id }, reference, isStopped, stop)
+        asks = true
+        if (offered === undefined) continue
         // The event of its end may be lost with the data of its partition.
-        if (duplicate) yield* this.#recall(port, id, reference)
+        if (offered.duplicate) yield* this.#recall(port, id, reference)
+        break
       }
       // Only now: a run that stops meanwhile learns from this that there is a job to remove. It goes to the actor in front of the
       // acknowledgement of this errand, so nothing waits for the answer.
       yield* Effect.forkDetach(
         Effect.catchCause(
-          begun(true),
+          Effect.map(begun(true), ([now]) => this.#stops.heard(whole, now === "stopping")),
           (cause) =>
             Effect.sync(() =>
               hooks.log(
@@ -289,8 +305,8 @@ class Conductor {
       const result = yield* this.#resultOf([about, "d", outcome])
       const payload = yield* made(() => undo.make(result), about[0])
       const isStopped = Effect.map(this.#isToUndo(which, node, generation), (isToUndo) => !isToUndo)
-      const { duplicate } = yield* this.#offered(undo.port, payload, { id }, reference, isStopped)
-      if (duplicate) yield* this.#recall(undo.port, id, reference)
+      const offered = yield* this.#offered(undo.port, payload, { id }, reference, isStopped)
+      if (offered?.duplicate === true) yield* this.#recall(undo.port, id, reference)
     })
     return Effect.catchIf(
       offering as Effect.Effect<void, unknown>,
