@@ -1,6 +1,19 @@
 /** Shared refs: one value, many processes; every write counts once, and every version is observed. */
 import { assert, layer } from "@effect/vitest"
-import { Cause, Deferred, Effect, Exit, Fiber, Option, pipe, Schema, Stream, SubscriptionRef, Tracer } from "effect"
+import {
+  Cause,
+  Deferred,
+  Effect,
+  Exit,
+  Fiber,
+  Option,
+  pipe,
+  Schema,
+  SchemaGetter,
+  Stream,
+  SubscriptionRef,
+  Tracer
+} from "effect"
 import { type Coordinator, Counter, Fence, Lock, SharedRef, Topic } from "../src/index.ts"
 import { Linearizability } from "../src/testing.ts"
 import { make as proxy, type Verdict } from "../src/testing/Proxy.ts"
@@ -702,6 +715,25 @@ layer(TestServer.layer, live)("a shared ref", (it) => {
         )
         assert.deepStrictEqual([yield* overtaken, runs, yield* two.get], [60, 2, 61])
         yield* one.delete
+      })))
+
+  it.effect("says that its schema throws", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const thrown = (text: string) => () => {
+          throw new Error(text)
+        }
+        const transformation = { decode: thrown("no decoding"), encode: thrown("no encoding") }
+        const schema = Schema.String.pipe(Schema.decodeTo(Schema.String, {
+          decode: SchemaGetter.transform(transformation.decode),
+          encode: SchemaGetter.transform(transformation.encode)
+        }))
+        const ref = yield* on(a!, SharedRef.make({ name: "x", schema, initial: "none" }))
+        const texts = yield* on(a!, SharedRef.make({ name: "x", schema: Schema.String, initial: "none" }))
+        assert.include((yield* Effect.flip(ref.set("a"))).message, "no encoding")
+        yield* texts.set("b")
+        assert.include((yield* Effect.flip(ref.get)).message, "no decoding")
+        yield* texts.delete
       })))
 
   it.effect("says what does not fit the schema, and whose it is", () =>

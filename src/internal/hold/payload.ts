@@ -66,8 +66,12 @@ export const payload = <A>(
   const decode = Schema.decodeUnknownEffect(json)
   const decodeAll = Schema.decodeUnknownEffect(Schema.toCodecJson(Schema.Array(schema)))
   const invalid = (what: string, issue: string) => new InvalidPayload({ what, kind, name, namespace, issue })
-  const named = <B>(self: Effect.Effect<B, Schema.SchemaError>, what: string) =>
-    Effect.mapError(self, ({ message }) => invalid(what, message))
+  // A schema of users may throw, which is no reason to end their fibers.
+  const named = <B>(self: Effect.Effect<B, Schema.SchemaError>, what: string): Effect.Effect<B, InvalidPayload> =>
+    Effect.catchDefect(
+      Effect.mapError(self, ({ message }) => invalid(what, message)),
+      (defect) => Effect.fail(invalid(what, defect instanceof Error ? defect.message : String(defect)))
+    )
   return {
     encode: (value, what) =>
       Effect.flatMap(
