@@ -473,6 +473,8 @@ layer(TestServer.layer, live)("a leader", (it) => {
           ["Acquired", "Lost"]
         )
         yield* promptly(Fiber.join(watch.fiber), "the end of the changes")
+        // Who comes later finds no more of them.
+        assert.deepStrictEqual(yield* Stream.runCollect(mine.changes), [])
         yield* begun(next)
         yield* next.leave
         // A waiter for it does not begin, nor does a later one.

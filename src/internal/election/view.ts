@@ -1,5 +1,6 @@
 /** An election as every process sees it: the leader, the candidates, and the changes. */
 
+import * as Cause from "effect/Cause"
 import * as DateTime from "effect/DateTime"
 import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
@@ -76,9 +77,10 @@ export class View<A, E> {
   }
 
   get changes(): Stream.Stream<Option.Option<Info<A>>, E> {
-    return Stream.unwrap(Effect.map(RcRef.get(this.#changes), Stream.fromPubSubTake)).pipe(
-      Stream.mapEffect((state) => this.#info(state))
-    )
+    const changes = Effect.map(RcRef.get(this.#changes), Stream.fromPubSubTake)
+    // It interrupts who comes after its scope is closed.
+    const ended = Effect.catchCauseIf(changes, Cause.hasInterruptsOnly, () => Effect.succeed(Stream.empty))
+    return Stream.unwrap(ended).pipe(Stream.mapEffect((state) => this.#info(state)))
   }
 
   #candidate(id: string, about: unknown, value: unknown): Effect.Effect<Candidate<A>, E> {
