@@ -158,6 +158,7 @@ const nested = <A, E, R>(
   take: (place: Place) => Effect.Effect<A, E, R>
 ): Effect.Effect<A, E | LockError, R | Coordinator> =>
   acquiring.use<A, E | LockError, R>((fiber, space) => {
+    acquiring.check(options)
     const place = placeOf(space, "lock", key, "key", options?.lease)
     const reentrant = options?.reentrant === true
     return acquiring.nested<A, E | LockError, R>(fiber, place, reentrant, (found) => {
@@ -277,6 +278,7 @@ const lockAll = <A, E, R>(
   const reentrant = options?.reentrant === true
   if (keys === undefined) return Effect.die(new RangeError("keys must be a list of keys, not a text"))
   return acquiring.use((fiber, space): Effect.Effect<A, E | LockError, R> => {
+    acquiring.check(options)
     const missing: Array<acquiring.Acquire<LockError>> = []
     const shared: Array<Hold> = []
     const looking = Effect.forEach(ordered, (key) => {

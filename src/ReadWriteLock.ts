@@ -325,6 +325,7 @@ const nested = <A, E, R>(
   { share, take, upgraded }: Cases<A, E, R>
 ): Effect.Effect<A, E | ReadWriteLockError, R | Coordinator> =>
   acquiring.use<A, E | ReadWriteLockError, R>((fiber, space) => {
+    acquiring.check(options)
     const place = placeOf(space, "readWriteLock", key, "key", options?.lease)
     const reentrant = mode === "read" || options?.reentrant === true
     const run = (found: Hold | undefined): Effect.Effect<A, E | ReadWriteLockError, R> => {

@@ -516,7 +516,8 @@ class TaskGroupImpl<A, E> implements TaskGroup<A, E>, waiting.Group<A, E> {
     this.#spanned(
       Effect.suspend(() => {
         const { place } = this.tasks
-        const all = waiting.awaitAll(this, options?.onWorkerLost === "wait" ? ["failed"] : ["failed", "lost"])
+        const onWorkerLost = oneOf(options?.onWorkerLost ?? "fail", "onWorkerLost", ["fail", "wait"])
+        const all = waiting.awaitAll(this, onWorkerLost === "wait" ? ["failed"] : ["failed", "lost"])
         const wait = acquiring.waitOf(place, options)
         return wait === undefined ? all : acquiring.within(all, place, wait, fail<E>)
       }),

@@ -213,6 +213,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("C
         { lease: "50 millis" },
         { lease: "1 second", margin: "1 second" },
         { lease: "10 seconds", margin: "6 seconds" },
+        { margin: Number.NaN },
         { lease: "10 seconds", requestTimeout: "4 seconds" },
         { partitions: 0 },
         { partitions: 1.5 },

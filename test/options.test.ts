@@ -6,7 +6,9 @@ import {
   Coordinator,
   CountDownLatch,
   Fence,
+  Lock,
   Queue,
+  ReadWriteLock,
   Redis,
   Semaphore,
   SharedRef,
@@ -63,6 +65,8 @@ layer(TestServer.layer, live)("options", (it) => {
         yield* refused("retry", topic.run(() => Effect.void, { group: "g", retry: 3 as never }))
         yield* refused("retry", queue.run(() => Effect.void, { retry: 3 as never }))
         yield* refused("onInterrupt", queue.execute(1, { onInterrupt: bad }))
+        const tasks = yield* TaskGroup.make({ name: "t", shards: 1, result: Schema.Number, timeToLive: "1 second" })
+        yield* refused("onWorkerLost", tasks.awaitAll({ onWorkerLost: bad }))
         for (const signal of ["SIGKILL", "NOPE"] as Array<never>) {
           yield* refused("signals", Effect.scoped(queue.pool(() => Effect.void, { signals: ["SIGUSR2", signal] })))
         }
@@ -117,6 +121,7 @@ layer(TestServer.layer, live)("options", (it) => {
         const queue = yield* queueOf()
         yield* refused("at", queue.offer(1, { at: Number.NaN }))
         yield* refused("delay", queue.offer(1, { delay: bad }))
+        yield* refused("delay", queue.offer(1, { delay: Number.NaN }))
         // All that went before is at once, and all that will never come is far away.
         const { id } = yield* queue.offer(1, { at: new Date("0001-01-01T00:00:00Z") })
         assert.isTrue(yield* queue.job(id).cancel)
@@ -130,6 +135,19 @@ layer(TestServer.layer, live)("options", (it) => {
         )
         yield* refused("password", Effect.void.pipe(Effect.provide(redis)))
       }))
+    ))
+
+  it.effect("also where nothing has to be waited for", () =>
+    withNode(() =>
+      Effect.gen(function*() {
+        for (const [name, options] of [["wait", { wait: -1 }], ["maxHold", { maxHold: 0 }]] as const) {
+          const reentrant = { ...options, reentrant: true }
+          yield* Lock.withLock(refused(name, Lock.withLock(Effect.void, "a", reentrant)), "a")
+          yield* Lock.withLock(refused(name, Effect.scoped(Lock.acquire("a", reentrant))), "a")
+          yield* refused(name, Lock.withLocks(Effect.void, [], options))
+          yield* ReadWriteLock.withReadLock(refused(name, ReadWriteLock.withReadLock(Effect.void, "a", options)), "a")
+        }
+      })
     ))
 
   it.effect("that are tokens", () =>

@@ -33,9 +33,11 @@ export interface Io {
   readonly run: <A, E>(effect: Effect.Effect<A, E>) => Fiber.Fiber<A, E>
 }
 
-/** A duration in milliseconds; NaN for what is none. */
+/** A duration in milliseconds; NaN for what is none. For Effect, a number that is none is no time. */
 export const millisIn = (input: Duration.Input): number =>
-  Option.match(Duration.fromInput(input), { onNone: () => Number.NaN, onSome: Duration.toMillis })
+  Number.isNaN(input)
+    ? Number.NaN
+    : Option.match(Duration.fromInput(input), { onNone: () => Number.NaN, onSome: Duration.toMillis })
 
 const settled = Promise.resolve()
 

@@ -251,6 +251,12 @@ export const waitOf = (place: Place, options: WaitOptions | undefined): Duration
 export const maxHoldOf = (place: Place, options: WaitOptions | undefined): Duration.Input | undefined =>
   options?.maxHold ?? place.space.maxHold
 
+/** Wrong options are refused, also where nothing has to be waited for. */
+export const check = (options: WaitOptions | undefined): void => {
+  if (options?.wait !== undefined) duration(options.wait, "wait")
+  if (options?.maxHold !== undefined) duration(options.maxHold, "maxHold")
+}
+
 const newHold = <E, A>(acquiring: Acquire<E, A>): Hold => {
   const { member, place, weight = 1 } = acquiring
   return new Hold(place.space.kernel.nextId(), acquiring, place.tenancy, member, weight)
