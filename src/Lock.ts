@@ -9,8 +9,8 @@
  *   ends. Nothing has to be joined, renewed or released by hand.
  * - A waiter that is interrupted, times out or dies leaves the queue. A holder that dies is succeeded when its lease has
  *   run out.
- * - Nesting the same key in one fiber, or in a child of it, never deadlocks. It shares the hold with `reentrant: true`, and fails
- *   with `AlreadyHeld` without.
+ * - Nesting the same key in one fiber, or in a child that it waits for, never deadlocks. It shares the hold with
+ *   `reentrant: true`, and fails with `AlreadyHeld` without. A detached fiber, as some operators of `Stream` have, may wait.
  *
  * **Gotchas**
  *
