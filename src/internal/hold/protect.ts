@@ -211,23 +211,26 @@ const protecting = <A, E, R, E2>(
   const interrupt = () => child.interruptUnsafe(parent.id)
   for (const hold of holds) hold.onLoss(interrupt)
   const timer = limited && Effect.runForkWith(parent.context)(limit(limited.place, holds[0]!, limited.maxHold))
-  const end = () => {
-    for (const hold of holds) {
-      hold.unprotect()
-      hold.offLoss(interrupt)
-    }
-    timer?.interruptUnsafe()
-  }
   return Effect.onExitPrimitive(
     restore(joined(child, (exit) => outcome(holds, exit, fail))),
     () => {
       // An interruption has ended the wait for it, or has skipped that.
-      if (child.pollUnsafe() === undefined) return Effect.andThen(Fiber.interrupt(child), Effect.sync(end))
-      end()
+      if (child.pollUnsafe() === undefined) {
+        return Effect.andThen(Fiber.interrupt(child), Effect.sync(() => end(holds, interrupt, timer)))
+      }
+      end(holds, interrupt, timer)
       return undefined
     },
     true
   )
+}
+
+const end = (holds: ReadonlyArray<Hold>, interrupt: () => void, timer: Fiber.Fiber<void> | undefined): void => {
+  for (const hold of holds) {
+    hold.unprotect()
+    hold.offLoss(interrupt)
+  }
+  timer?.interruptUnsafe()
 }
 
 /** How a body has ended, if it was still under its holds then. */
