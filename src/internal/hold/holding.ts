@@ -26,10 +26,17 @@ const Apart = Context.Reference<boolean>("lockstep/Apart", { defaultValue: () =>
 export const apart = <A, E, R>(self: Effect.Effect<A, E, R>): Effect.Effect<A, E, R> =>
   self.pipe(Effect.provideService(Holdings, undefined), Effect.provideService(Apart, true))
 
-const prune = (holding: Holding | undefined): Holding | undefined => {
-  while (holding !== undefined && !holding.hold.active) holding = holding.outer
-  return holding
+/** The innermost of these that is meant. */
+const innermostOf = (
+  holdings: Holding | undefined,
+  isMeant: (holding: Holding) => boolean
+): Holding | undefined => {
+  let at = holdings
+  while (at !== undefined && !isMeant(at)) at = at.outer
+  return at
 }
+
+const prune = (holdings: Holding | undefined) => innermostOf(holdings, ({ hold }) => hold.active)
 
 /** A context under one hold more. */
 export const under = <R>(context: Context.Context<R>, hold: Hold): Context.Context<R> =>
@@ -84,18 +91,12 @@ interface Inner {
 }
 
 /** The holding whose protected program a fiber runs: of several, the inner one. */
-const protectedIn = (fiber: AnyFiber, holdings: Holding | undefined): Holding | undefined => {
-  let at = holdings
-  while (at !== undefined && at.body !== fiber) at = at.outer
-  return at
-}
+const protectedIn = (fiber: AnyFiber, holdings: Holding | undefined) =>
+  innermostOf(holdings, ({ body }) => body === fiber)
 
 /** Whether a fiber runs a program that is protected by this hold, perhaps with others. */
-const isProtectedBy = (fiber: AnyFiber, hold: Hold, holdings: Holding | undefined): boolean => {
-  let at = holdings
-  while (at !== undefined && !(at.body === fiber && at.hold === hold)) at = at.outer
-  return at !== undefined
-}
+const isProtectedBy = (fiber: AnyFiber, hold: Hold, holdings: Holding | undefined): boolean =>
+  innermostOf(holdings, (one) => one.body === fiber && one.hold === hold) !== undefined
 
 /** The fiber that a fiber is a child of, or that waits for its protected program. */
 const parentOf = (fiber: AnyFiber, holdings: Holding | undefined): AnyFiber | undefined =>
@@ -159,8 +160,7 @@ export const isDetached = (fiber: AnyFiber, hold: Hold): boolean => {
 
 // The last one of two is the inner one.
 const innermost = (fiber: AnyFiber, isMeant: (hold: Hold) => boolean): Hold | undefined => {
-  let at = fiber.getRef(Holdings)
-  while (at !== undefined && !(at.hold.active && isMeant(at.hold))) at = at.outer
+  const at = innermostOf(fiber.getRef(Holdings), ({ hold }) => hold.active && isMeant(hold))
   const own = findAcquired(fiber, (hold) => hold.active && isMeant(hold))
   return own === undefined || at !== undefined && at.hold.heldAt >= own.heldAt ? at?.hold : own
 }
