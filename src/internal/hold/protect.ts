@@ -192,16 +192,17 @@ const protecting = <A, E, R, E2>(
   fail: (error: LeaseLost) => E2,
   limited: Limiting | undefined
 ): Effect.Effect<A, E | E2, R> => {
-  let body = self
   let { context } = parent
   for (const hold of holds) {
     if (!hold.active) return Effect.fail(fail(hold.lossError()))
     context = guarded(context, hold.session!)
   }
-  for (const hold of holds) {
-    hold.protecting++
-    body = spanned(parent, body, `lockstep.${hold.kind}.hold`, hold.kind, hold.key)
-  }
+  for (const hold of holds) hold.protecting++
+  // The span of the first hold is around those of the others, as its time is.
+  const body = holds.reduceRight(
+    (inner, { key, kind }) => spanned(parent, inner, `lockstep.${kind}.hold`, kind, key),
+    self
+  )
   const child = start(body, context as Context.Context<R>, holds, parent)
   const done = child.pollUnsafe()
   if (done !== undefined) {
