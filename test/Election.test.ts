@@ -473,7 +473,7 @@ layer(TestServer.layer, live)("a leader", (it) => {
           ["Acquired", "Lost"]
         )
         yield* promptly(Fiber.join(watch.fiber), "the end of the changes")
-        // Who comes later finds no more of them.
+        // A subscriber that comes later finds no more of them.
         assert.deepStrictEqual(yield* Stream.runCollect(mine.changes), [])
         yield* begun(next)
         yield* next.leave

@@ -78,7 +78,7 @@ export class View<A, E> {
 
   get changes(): Stream.Stream<Option.Option<Info<A>>, E> {
     const changes = Effect.map(RcRef.get(this.#changes), Stream.fromPubSubTake)
-    // It interrupts who comes after its scope is closed.
+    // A ref interrupts a subscriber that comes after its scope is closed.
     const ended = Effect.catchCauseIf(changes, Cause.hasInterruptsOnly, () => Effect.succeed(Stream.empty))
     return Stream.unwrap(ended).pipe(Stream.mapEffect((state) => this.#info(state)))
   }
