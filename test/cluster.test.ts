@@ -9,7 +9,7 @@ import { eventually } from "./support/eventually.ts"
 import { exclusion } from "./support/exclusion.ts"
 import { assertEmpty, freshNamespace, type Node, node, onNode } from "./support/live.ts"
 import { fields } from "./support/requests.ts"
-import { awaitInSync } from "./support/servers.ts"
+import { awaitInSync, type Server } from "./support/servers.ts"
 
 const partitions = 6
 
@@ -301,3 +301,51 @@ it.live(
     }).pipe(Effect.scoped),
   60_000
 )
+
+it.live("a Cluster one of whose primaries hangs keeps its connections to the others", () =>
+  Effect.gen(function*() {
+    // No node counts as failed, which would change the view of all others.
+    const nodes = yield* cluster({ config: { "cluster-node-timeout": 60_000 } })
+    const namespace = freshNamespace()
+    const owners = yield* Effect.forEach(keys, (key) => nodes.serving(tagOf(namespace, key)))
+    const servedBy = (server: Server) => keys.filter((_, at) => owners[at] === server)
+    // It serves two partitions or more.
+    const victim = [...owners].sort((a, b) => servedBy(b).length - servedBy(a).length)[0]!
+    yield* Effect.scoped(Effect.gen(function*() {
+      const options = { namespace, partitions, lease: "15 seconds", requestTimeout: "500 millis" } as const
+      const { contexts: [context] } = yield* coordinators(nodes, options, 1)
+      yield* Effect.gen(function*() {
+        const suspended = new Set<number>()
+        const { changes } = yield* Coordinator.Coordinator
+        yield* Effect.forkScoped(Stream.runForEach(changes, ({ partition, to }) =>
+          Effect.sync(() => {
+            if (to === "suspended") suspended.add(partition)
+          })))
+        const held = yield* Effect.forEach(keys, holding)
+        const names = Array.from({ length: 200 }, (_, n) => `other${n}`)
+        const others = names.filter((key) => owners[partitionOf(key, partitions)] !== victim)
+        yield* victim.pause
+        // Meanwhile there are always requests to the others on their way.
+        const working = yield* Effect.forkChild(Effect.forever(
+          Effect.forEach(others, (key) => within(Lock.withLock(Effect.void, key), 2000, key), { concurrency: 20 })
+        ))
+        // Their deadlines pass together, and each of them doubts the connection.
+        const late = yield* Effect.forEach(
+          names.filter((key) => !others.includes(key)),
+          (key) => Effect.forkChild(Lock.withLock(Effect.void, key))
+        )
+        yield* eventually(
+          Effect.sync(() =>
+            assert.includeMembers([...suspended], servedBy(victim).map((key) => partitionOf(key, partitions)))
+          )
+        )
+        assert.isUndefined(working.pollUnsafe())
+        yield* Fiber.interrupt(working)
+        yield* victim.resume
+        yield* Effect.forEach(late, Fiber.join)
+        yield* Effect.forEach(held, ({ leave }) => leave, { concurrency: "unbounded" })
+        assert.sameMembers([...suspended], servedBy(victim).map((key) => partitionOf(key, partitions)))
+      }).pipe(Effect.provideContext(context!))
+    }))
+    yield* assertEmpty(yield* nodes.primaries, namespace)
+  }).pipe(Effect.scoped), 60_000)
