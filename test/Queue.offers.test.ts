@@ -251,6 +251,17 @@ layer(TestServer.layer, live)("the wait for a result", (it) => {
         yield* Effect.forEach(executing, (fiber) => Fiber.await(fiber))
         yield* line.pass
         yield* shows(other, { delayed: 0 })
+        // While Redis is away for longer than a request waits, many that end one after the other do not wait for that long each.
+        const many = yield* Effect.forEach(upTo(20), (n) => Effect.forkChild(queue.execute(n, { delay: "1 hour" })))
+        yield* shows(other, { delayed: 20 })
+        yield* line.refuse
+        yield* line.closeAll
+        assert.strictEqual((yield* Effect.flip(queue.offer(4))).reason._tag, "Timeout")
+        const began = performance.now()
+        yield* Effect.forEach(many, (fiber) => Fiber.interrupt(fiber))
+        assert.isBelow(performance.now() - began, 2000)
+        yield* line.pass
+        yield* shows(other, { delayed: 0 })
         // Of one whose offer is on its way, the answer comes after the offer was given up.
         yield* line.once(asks("queue.offer"), "blackholeReply")
         const early = yield* Effect.forkChild(queue.execute(3, { delay: "1 hour" }))

@@ -44,6 +44,8 @@ export interface RequestOptions<A, V extends Verb = Verb> {
   readonly waits?: boolean | undefined
   /** While Redis is away it fails as others do, and is executed later all the same: its `answered` is called. */
   readonly persists?: boolean | undefined
+  /** As a part of an end it persists, and its caller waits no longer than others: see `Channel.patience`. */
+  readonly ends?: boolean | undefined
   /** It was asked before, so it is no new work: however many requests wait, it is not refused. */
   readonly again?: boolean | undefined
 }
@@ -60,8 +62,8 @@ export const request = <V extends Verb, A = never>(
 ): Effect.Effect<ReplyOf<V> | A, CoordinatorError> =>
   Effect.callback((resume) => {
     const { key, tenancy: { channel, kernel } } = target
-    const { again, answered, following, moot, others, persists = false, refused, session, waits = false, weight } =
-      options
+    const { again, answered, ends = false, following, moot, others, refused, session, waits = false, weight } = options
+    const { persists = ends } = options
     if (kernel.isClosing()) return resume(Effect.fail(channel.closedError()))
     const asking = {
       verb,
@@ -89,6 +91,10 @@ export const request = <V extends Verb, A = never>(
       cancelled: false
     }
     channel.outbox.request<V>(asking)
+    const patience = ends ? channel.patience() : kernel.settings.requestTimeout
+    const late = () => resume(Effect.fail(kernel.transport.late(key)))
+    if (patience === 0) late()
+    else if (patience < kernel.settings.requestTimeout) kernel.io.after(patience, late)
   })
 
 /** Reads a plain key of the partition, with the deadline and the errors of a question. */

@@ -97,14 +97,14 @@ export class Handle<in out A, in out S, in out E> implements JobHandle<A, S, E> 
   }
 
   /**
-   * Removes the job, with `unbegun` if it was never attempted. A request that persists is executed when Redis is back, though its caller
-   * waits no longer than others.
+   * Removes the job, with `unbegun` if it was never attempted. At the end of what wants it, the request is executed when Redis is back,
+   * though its caller waits no longer than that end may take.
    */
   cancelled(
-    { persists = false, unbegun = false }: { readonly persists?: boolean; readonly unbegun?: boolean } = {}
+    { ends = false, unbegun = false }: { readonly ends?: boolean; readonly unbegun?: boolean } = {}
   ): Effect.Effect<boolean, QueueError> {
     return Effect.map(
-      failing(request(this.#home.place, "queue.cancel", [this.#name, unbegun], { persists })),
+      failing(request(this.#home.place, "queue.cancel", [this.#name, unbegun], { ends })),
       ([tag]) => tag === "cancelled"
     )
   }
