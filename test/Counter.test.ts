@@ -4,6 +4,7 @@ import { Cause, Effect, Exit, Fiber, Scope, Stream } from "effect"
 import { Counter } from "../src/index.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
 import { elapsed } from "./support/awake.ts"
+import { behindLine } from "./support/behindLine.ts"
 import { eventually, realSleep } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, node, TestServer, withNode } from "./support/live.ts"
 import { keysOf } from "./support/namespace.ts"
@@ -323,6 +324,25 @@ layer(TestServer.layer, live)("a counter", (it) => {
         }))
         yield* direct.reset
       })))
+
+  it.effect("says which requests were not sent while Redis was away", () =>
+    behindLine(({ context, direct, line }) =>
+      Effect.gen(function*() {
+        const counter = yield* on(context, make())
+        const other = yield* on(yield* direct(), make())
+        yield* counter.add(1)
+        yield* line.once(asks("counter.add"), "blackholeReply")
+        const add = Effect.forkChild(Effect.flip(counter.add(1)))
+        const sent = yield* add
+        yield* eventually(Effect.map(other.get, (sum) => assert.strictEqual(sum, 2)))
+        const waiting = yield* add
+        yield* line.refuse
+        yield* line.closeAll
+        assert.strictEqual((yield* promptly(Fiber.join(sent), "its end")).reason._tag, "Timeout")
+        assert.strictEqual((yield* promptly(Fiber.join(waiting), "its end")).reason._tag, "NotConnected")
+        yield* line.pass
+        yield* eventually(counter.reset)
+      }), { lease: "15 seconds", margin: "1 second", requestTimeout: "1 second" }))
 
   it.effect("is a typed service", () => {
     class Done extends Counter.Service<Done>()("done", { timeToLive: "1 minute" }) {}

@@ -3,7 +3,7 @@
 import { createHash } from "node:crypto"
 import type { Io } from "../io.ts"
 import type { Caller, Connection, Connections } from "../redis/connection.ts"
-import { MissingPermission, RedisError, Timeout } from "../redis/errors.ts"
+import { MissingPermission, NotConnected, RedisError, Timeout } from "../redis/errors.ts"
 import { ascii, type Call, call } from "../redis/resp.ts"
 import { ActorDefect, CoordinatorError, type CoordinatorReason, Overloaded } from "./errors.ts"
 import { resourceOf } from "./keys.ts"
@@ -160,6 +160,14 @@ export class Transport {
     const command = this.connections.features.functions ? "FCALL" : "EVALSHA"
     const late = cause === undefined || cause.reason._tag === "Timeout"
     return coordinatorError(late ? new RedisError({ reason: new Timeout({ command }) }) : cause, key)
+  }
+
+  /** As `late`, of a request that waits behind one that the cause is about. */
+  unsent(key: string | undefined, cause: RedisError): CoordinatorError {
+    const { reason } = cause
+    if (reason._tag !== "ConnectionLost") return this.late(key, cause)
+    const { address, detail } = reason
+    return coordinatorError(new RedisError({ reason: new NotConnected({ address, detail }) }), key)
   }
 
   // ---------------------------------------------------------------------------------------------------------------
