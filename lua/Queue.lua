@@ -119,6 +119,11 @@ local function soonerDue(ctx, queue, at)
   if not queue.next or at < queue.next then queue.next = at end
 end
 
+-- A member waits for what may come with the expiry of a job.
+local function expectExpiry(ctx, queue)
+  if queue.expiring > 0 then expect(ctx) end
+end
+
 -- What lua/QueueGroups.lua does. It is asked about jobs with letters of groups, and, for all, while `queue.grouped` is not 0.
 -- The letter of a job of a group by that of its level, and the level, from 1 on, by the former.
 local groups = { letters = { u = 'V', h = 'I', n = 'O', l = 'M' }, levels = { V = 1, I = 2, O = 3, M = 4 } }

@@ -158,6 +158,7 @@ handlers['queue.follow'] = function(ctx, key, id, name)
   local claims = otherFollowers(ctx, queue, job, claim)
   claims[#claims + 1] = claim
   setNote(queue, 'v' .. job, concat(claims, ' '))
+  expectExpiry(ctx, queue)
   local token, progress = match(noteOf(queue, 'p' .. job) or '', '^(%d+) (.*)$')
   return reply('following', job, json(token or '0'), json('[' .. (progress or '') .. ']'))
 end

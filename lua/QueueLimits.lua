@@ -181,6 +181,7 @@ handlers['queue.enter'] = function(ctx, key, id, values, shapes, node, number)
   setLine(queue, line, first)
   -- The actor tells the first member again if it has stored nothing.
   if line[1] == claim then queue.told = 0 end
+  if waits then expectExpiry(ctx, queue) end
   return answered
 end
 

@@ -105,6 +105,7 @@ handlers['queue.watch'] = function(ctx, key, id, name)
   if not fields or not fieldOf(fields, 'r') then return MISSING end
   local claim, waiting = claimOf(ctx, id), call('HGET', key, 'a' .. job) or ''
   if not find(waiting .. ' ', claim .. ' ', 1, true) then call('HSET', key, 'a' .. job, waiting .. claim .. ' ') end
+  expectExpiry(ctx, queue)
   return reply('watching', job)
 end
 

@@ -286,6 +286,7 @@ class Probe extends Callers<Caller, readonly [tag: string, job: string], "queue.
       channel: {
         outbox: { request: ({ settle }: Request<"queue.watch">) => this.asked.push(() => settle(["missing"])) }
       },
+      partition: { expect: () => () => {} },
       space: { kernel: { isClosing: () => false } }
     } as unknown as Place, "queue.watch")
   }
@@ -297,7 +298,7 @@ class Probe extends Callers<Caller, readonly [tag: string, job: string], "queue.
   protected tell(): void {}
 
   protected answered(caller: Caller, _: unknown, early: ReadonlyArray<unknown>): void {
-    this.callers.delete(caller)
+    this.remove(caller)
     this.early.push(early.length)
   }
 }

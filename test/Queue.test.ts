@@ -1278,6 +1278,26 @@ layer(TestServer.layer, live)("the result of a job", (it) => {
         yield* shows(queue, { expired: 1, waiting: 0 })
       }), { lease: "15 seconds", margin: "500 millis" }))
 
+  it.effect("of others that expire is noticed by all that wait for it, also without any worker", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, typed())
+        const other = yield* on(b!, typed())
+        const expires = { expires: "300 millis" } as const
+        const one = yield* queue.offer(1, { ...expires, result: true })
+        const awaiting = Effect.exit(other.job(one.id).result())
+        assert.strictEqual(outcomeOf(yield* promptly(awaiting, "the outcome")), "expired")
+        const two = yield* queue.offer(2, { ...expires, result: true })
+        yield* promptly(Stream.runDrain(other.job(two.id).progress), "the end of its progress")
+        const three = yield* queue.offer(3, expires)
+        const behind = Effect.exit(other.execute(4, { after: [three.id], onFailure: "skip" }))
+        assert.strictEqual(outcomeOf(yield* promptly(behind, "the outcome of the job behind it")), "skipped")
+        const full = yield* on(a!, make({ limits: { length: 1 } }))
+        yield* full.offer(5, expires)
+        yield* promptly(Effect.flatMap(on(b!, make()), (same) => same.offer(6)), "room")
+        yield* full.drain()
+      }), { lease: "60 seconds", margin: "500 millis" }))
+
   it.effect("is not wanted any more by a caller that is interrupted, unless it says so", () =>
     several(2, ([a, b]) =>
       Effect.gen(function*() {

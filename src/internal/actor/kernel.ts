@@ -25,7 +25,7 @@ export class Partition {
   readonly reads: Reads
   /** By the length of the lease. */
   readonly channels = new Map<number, Channel>()
-  // Of waits for the end of a session that no claim stands for.
+  // Of waits that no claim stands for.
   #watching = 0
 
   constructor(office: Office, index: number) {
@@ -43,16 +43,24 @@ export class Partition {
     return false
   }
 
-  /** From now until the result is called, the end of another session is waited for. */
-  watch(): () => void {
+  /**
+   * From now until the result is called, something waits for what the partition has to do in time, such as the end of another session.
+   * Answers to requests say when that is.
+   */
+  expect(): () => void {
     this.#watching++
-    void this.reaper.tick()
     let over = false
     return () => {
       if (over) return
       over = true
       this.#watching--
     }
+  }
+
+  /** As `expect`, of what no request is about: asks when that is. */
+  watch(): () => void {
+    void this.reaper.tick()
+    return this.expect()
   }
 }
 

@@ -27,7 +27,9 @@ type Verb = "queue.follow" | "queue.watch"
 
 export abstract class Callers<C extends Caller, N extends News, V extends Verb> {
   protected readonly place: Place
-  protected readonly callers = new Set<C>()
+  readonly #callers = new Set<C>()
+  // They wait for the expiry of jobs, too.
+  #unwatch: (() => void) | undefined = undefined
   readonly #verb: V
   // News that came while the actor was asked: the mailbox can be faster than an answer. They are kept from the oldest question on.
   #early: Array<N> = []
@@ -49,6 +51,20 @@ export abstract class Callers<C extends Caller, N extends News, V extends Verb> 
     return this.#id
   }
 
+  protected get callers(): ReadonlySet<C> {
+    return this.#callers
+  }
+
+  /** Answers whether it was there. */
+  protected remove(caller: C): boolean {
+    const removed = this.#callers.delete(caller)
+    if (this.#callers.size === 0) {
+      this.#unwatch?.()
+      this.#unwatch = undefined
+    }
+    return removed
+  }
+
   joined(id: string): void {
     this.#id = id
   }
@@ -66,7 +82,7 @@ export abstract class Callers<C extends Caller, N extends News, V extends Verb> 
   closed(error: Failure): void {
     this.#closed = error
     for (const caller of [...this.callers]) {
-      this.callers.delete(caller)
+      this.remove(caller)
       caller.fail(error)
     }
   }
@@ -82,7 +98,8 @@ export abstract class Callers<C extends Caller, N extends News, V extends Verb> 
     const { channel, space: { kernel } } = this.place
     const closed = kernel.isClosing() ? channel.closedError() : this.#closed
     if (closed !== undefined) return caller.fail(closed)
-    this.callers.add(caller)
+    this.#callers.add(caller)
+    this.#unwatch ??= this.place.partition.expect()
     this.#ask(caller, urgent)
   }
 
@@ -104,7 +121,7 @@ export abstract class Callers<C extends Caller, N extends News, V extends Verb> 
       settle: (reply) => this.answered(caller, reply, early()),
       fail: (error) => {
         early()
-        if (this.callers.delete(caller)) caller.fail(error)
+        if (this.remove(caller)) caller.fail(error)
       }
     })
   }

@@ -49,7 +49,7 @@ export class Following extends Callers<Follower, News, "queue.follow"> {
   }
 
   #end(follower: Follower): void {
-    this.callers.delete(follower)
+    this.remove(follower)
     follower.end()
   }
 
@@ -85,7 +85,7 @@ export class Following extends Callers<Follower, News, "queue.follow"> {
     })
     const closed = (follower: Follower) =>
       Effect.sync(() => {
-        if (this.callers.delete(follower) && follower.job !== undefined) this.#leave(follower.job)
+        if (this.remove(follower) && follower.job !== undefined) this.#leave(follower.job)
       })
     return Stream.unwrap(
       Effect.map(

@@ -237,6 +237,8 @@ export class Offerer {
   // The actor has said so before an answer.
   #told = false
   #id: string | undefined = undefined
+  // Room comes with the expiry of jobs, too.
+  #unwatch: (() => void) | undefined = undefined
   // Why it takes no jobs any more.
   #closed: Failure | undefined = undefined
 
@@ -315,9 +317,20 @@ export class Offerer {
     return this.#unanswered === 0 && this.#line.length === 0
   }
 
+  // Whether jobs wait for room, or may have to.
+  #watch(): void {
+    if (this.#enters && !this.#isIdle) {
+      this.#unwatch ??= this.place.partition.expect()
+    } else {
+      this.#unwatch?.()
+      this.#unwatch = undefined
+    }
+  }
+
   /** Jobs of a caller that was interrupted, or refused, do not wait any more. Answers how many did. */
   withdraw(asker: Asker): number {
     const dropped = this.#line.drop(asker)
+    this.#watch()
     this.#leaveIfIdle()
     return dropped
   }
@@ -334,6 +347,7 @@ export class Offerer {
 
   #failAll(error: Failure, isMeant: (item: Item) => boolean = () => true): void {
     for (const { asker } of this.#line.take(isMeant)) asker.failed(error)
+    this.#watch()
   }
 
   // It can send a job now, or refuse it.
@@ -369,6 +383,7 @@ export class Offerer {
   #send(offer: Offer): void {
     this.#last = offer
     this.#unanswered++
+    this.#watch()
     this.place.channel.outbox.request(offer)
   }
 
@@ -389,6 +404,7 @@ export class Offerer {
     // What waited behind it was offered by then: it would wait as long for an answer of its own. Jobs that wait for room ask again.
     if (late !== undefined) this.#failAll(late, ({ isForRoom }) => !isForRoom)
     this.#putAll()
+    this.#watch()
     this.#leaveIfIdle()
   }
 

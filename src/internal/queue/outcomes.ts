@@ -35,7 +35,7 @@ export class Outcomes extends Callers<Waiter, News, "queue.watch"> {
         fail: (error) => resume(Effect.fail(error))
       }
       this.add(waiter, urgent)
-      return Effect.sync(() => void this.callers.delete(waiter))
+      return Effect.sync(() => void this.remove(waiter))
     })
   }
 
@@ -52,7 +52,7 @@ export class Outcomes extends Callers<Waiter, News, "queue.watch"> {
   }
 
   #settle(waiter: Waiter, outcome: Outcome): void {
-    this.callers.delete(waiter)
+    this.remove(waiter)
     waiter.settle(outcome)
   }
 }

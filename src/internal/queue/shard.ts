@@ -296,17 +296,12 @@ export class Shard<in out A, in out S, in out E> extends Operations<A> implement
       { ...options, result },
       (offered) => void this.#space.kernel.io.run(cancel(offered))
     )
-    const executing = Effect.uninterruptibleMask((restore) =>
+    return Effect.uninterruptibleMask((restore) =>
       Effect.flatMap(
         restore(offer),
         (offered) => Effect.onInterrupt(restore(this.job(offered.id).awaited(true)), () => cancel(offered))
       )
     )
-    if (options.expires === undefined) return executing
-    // This process may be the only one. If it waited for nothing, it would be notified of the alarm with its renewals
-    // only.
-    const watching = Effect.sync(() => this.place.partition.watch())
-    return Effect.acquireUseRelease(watching, () => executing, (unwatch) => Effect.sync(unwatch))
   }
 
   readonly job = (id: string): Handle<A, S, E> => new Handle(this.#home, id)
