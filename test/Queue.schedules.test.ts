@@ -1,11 +1,11 @@
 /** Recurring jobs: one for each tick, over processes, their deaths, pauses and losses. */
 import { assert, layer } from "@effect/vitest"
-import { Cron, DateTime, Effect, Exit, Layer, Option, Schedule, Schema, Stream } from "effect"
+import { Cron, DateTime, Effect, Exit, Fiber, Layer, Option, Schedule, Schema, Stream } from "effect"
 import { Queue } from "../src/index.ts"
 import { partitionOf } from "../src/internal/actor/keys.ts"
 import { decodeTimes, encodeTimes, ticksOf } from "../src/internal/queue/calendar.ts"
 import { actor, client } from "./support/actor.ts"
-import { eventually } from "./support/eventually.ts"
+import { eventually, realSleep } from "./support/eventually.ts"
 import { TestServer } from "./support/live.ts"
 import type { Server } from "./support/servers.ts"
 import { lose, missed, on, promptly, several } from "./support/several.ts"
@@ -282,6 +282,29 @@ layer(TestServer.layer, live)("a schedule", (it) => {
         yield* eventually(Effect.sync(() => assert.isAtLeast(ticks.length, 3)))
         assert.isAtLeast(ticks[0]!.tick, millisOf(next) + 400)
         assert.strictEqual(ticks[1]!.tick - ticks[0]!.tick, 100)
+      })))
+
+  it.effect("with rare ticks keep no event loop busy for as long as it takes to find them", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make())
+        // Once in 28 years.
+        const spec = { ...Cron.parseUnsafe("0 0 29 2 1"), tz: DateTime.zoneMakeNamedUnsafe("Europe/Berlin") }
+        yield* queue.schedule("leap", Cron.make({ ...spec, and: true }), 1)
+        yield* eventually(Effect.map(all(queue), ([{ next } = { next: undefined }]) => assert.isDefined(next)))
+        const asking = yield* Effect.forkChild(queue.nextRuns("leap", 20), { startImmediately: true })
+        let turns = 0
+        while (asking.pollUnsafe() === undefined) {
+          yield* realSleep(1)
+          turns++
+        }
+        assert.isAtLeast(turns, 10)
+        const runs = yield* Fiber.join(asking)
+        assert.deepStrictEqual(
+          new Set(runs.map((run) => DateTime.formatIso(DateTime.add(run, { hours: 1 })).slice(4, 10))),
+          new Set(["-02-29"])
+        )
+        yield* queue.unschedule("leap")
       })))
 
   it.effect("rings again when all processes were away for so long that Redis has forgotten alarms", () =>

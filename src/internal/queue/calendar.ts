@@ -27,8 +27,9 @@ type Encoded =
 // Each tick is a call to Redis.
 const shortest = 100
 
-// Ticks that are given at a time. As in lua/QueueSchedules.lua: missed ticks that are made up for, and ticks that a schedule keeps.
-const ahead = 32
+// Ticks that are given at a time. Rare ones can take long to find, such as a 29 February that is a Monday: of those, only a few.
+const [ahead, fewAhead, rare] = [32, 3, 366 * 86_400_000]
+// As in lua/QueueSchedules.lua: missed ticks that are made up for, and ticks that a schedule keeps.
 const mostMissed = 100
 const mostTicks = 256
 
@@ -90,8 +91,11 @@ export const ticksOf = (cron: Cron.Cron, last: number, now: number, missed: Miss
     from = Cron.prev(cron, new Date(from)).getTime()
   }
   const ticks: Array<number> = []
-  let next = after(cron, Math.max(from, last))
-  for (let coming = 0; coming < ahead && ticks.length < mostTicks; next = after(cron, next)) {
+  for (
+    let next = Math.max(from, last), coming = 0;
+    ticks.length < mostTicks && coming < (next > now + rare ? fewAhead : ahead);
+  ) {
+    next = after(cron, next)
     ticks.push(next)
     if (next > now) coming++
   }
@@ -101,12 +105,10 @@ export const ticksOf = (cron: Cron.Cron, last: number, now: number, missed: Miss
 /** The policy for ticks that were due while no process was alive, or while the queue was paused. */
 export type Missed = "once" | "skip" | "all"
 
-/** So many ticks from one on, or else behind a time. In milliseconds. */
-export const runsOf = (times: Times, next: number, now: number, count: number): ReadonlyArray<number> => {
-  const runs: Array<number> = []
-  for (let run = next; runs.length < count;) {
-    if (run > 0) runs.push(run)
+/** All ticks from one on, or else behind a time. In milliseconds. */
+export function* runsOf(times: Times, next: number, now: number): Generator<number, never> {
+  for (let run = next;;) {
+    if (run > 0) yield run
     run = Cron.isCron(times) ? after(times, run > 0 ? run : now) : run + Duration.toMillis(times)
   }
-  return runs
 }

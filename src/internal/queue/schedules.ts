@@ -15,6 +15,7 @@ import { describe } from "../hold/loss.ts"
 import { oneOf, type Place } from "../hold/place.ts"
 import { question, request } from "../hold/request.ts"
 import type { Codec } from "../work/codec.ts"
+import { Turns } from "../work/turn.ts"
 import { decodeTimes, encodeTimes, everyOf, type Missed, runsOf, ticksOf, timesOf } from "./calendar.ts"
 import { paged, pageSize } from "./paging.ts"
 import { type OfferOptions, wishOf } from "./wish.ts"
@@ -179,10 +180,22 @@ export class Schedules {
     return Effect.flatMap(question(this.#place, "queue.scheduled", [name]), (reply) => {
       if (reply[0] === "missing") return Effect.succeed([])
       const [, times, , , , , next] = reply[1] as Tuple
-      return Effect.map(
-        Clock.currentTimeMillis,
-        (now) => runsOf(decodeTimes(times), next, now, count).map((run) => DateTime.makeUnsafe(run))
-      )
+      return Effect.flatMap(Clock.currentTimeMillis, (now) => this.#taken(runsOf(decodeTimes(times), next, now), count))
     })
+  }
+
+  // Rare ticks can take seconds to find.
+  #taken(runs: Iterator<number, never>, count: number): Effect.Effect<ReadonlyArray<DateTime.Utc>> {
+    const turns = new Turns(this.#place.space.kernel.io)
+    const taken: Array<DateTime.Utc> = []
+    turns.begin()
+    return Effect.as(
+      Effect.whileLoop({
+        while: () => taken.length < count,
+        body: () => turns.next,
+        step: () => void taken.push(DateTime.makeUnsafe(runs.next().value))
+      }),
+      taken
+    )
   }
 }

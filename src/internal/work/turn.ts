@@ -1,6 +1,6 @@
 /**
- * Turns of the event loop in which handlers begin. Many short ones in one turn would keep timers, and the answers of Redis, waiting for as
- * long as all of them take: leases would run out.
+ * Turns of the event loop in which handlers begin, or other work is done in parts. Many short ones in one turn would keep timers, and the
+ * answers of Redis, waiting for as long as all of them take: leases would run out.
  */
 
 import * as Effect from "effect/Effect"
@@ -9,7 +9,7 @@ import type { Io } from "../io.ts"
 /** After so many milliseconds, handlers begin in the next turn. */
 export const longestTurn = 10
 
-/** Lets fibers begin their handlers in turns. */
+/** Lets fibers work in turns. */
 export class Turns {
   readonly #io: Io
   #number = 0
@@ -25,7 +25,7 @@ export class Turns {
     this.#until = this.#io.now() + longestTurn
   }
 
-  /** Ends when a handler may begin. */
+  /** Ends when a handler may begin, or the next part. */
   readonly next: Effect.Effect<void> = Effect.suspend(() => {
     if (this.#io.now() < this.#until) return Effect.void
     const number = this.#number
