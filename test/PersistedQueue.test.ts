@@ -259,6 +259,38 @@ layer(TestServer.layer, live)("a persisted queue", (it) => {
         yield* cleaned(0, 0)
       })))
 
+  it.effect("gives an element to a taker that allows one more attempt, and says where none does", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const factory = yield* built(a!)
+        const made = (maxAttempts: number) =>
+          Effect.provideContext(
+            PersistedQueue.make({
+              name: "shared",
+              schema: Schema.Number,
+              retrySchedule: Schedule.spaced(0),
+              maxAttempts
+            }),
+            factory
+          )
+        const [impatient, patient] = [yield* made(1), yield* made(10)]
+        const { below, shows } = yield* make(a!)
+        yield* impatient.offer(1)
+        assert.strictEqual(yield* Effect.flip(patient.take(() => Effect.fail("no"))), "no")
+        yield* shows({ waiting: 1 })
+        yield* below.pause
+        const refusing = yield* Effect.forkChild(impatient.take(attempts), { startImmediately: true })
+        const taking = yield* Effect.forkChild(Effect.flip(patient.take((_, { attempts }) => Effect.fail(attempts))), {
+          startImmediately: true
+        })
+        yield* below.resume
+        assert.strictEqual(yield* promptly(Fiber.join(taking), "it"), 2)
+        yield* shows({ dead: 1, active: 0 })
+        const [letter] = yield* Stream.runCollect(below.deadLetters)
+        assert.include(letter!.error, "maxAttempts is 1 here, and 2 have failed")
+        yield* Fiber.interrupt(refusing)
+      })))
+
   it.effect("gets the element of a killed process back when its lease ends, and counts that", () =>
     several(1, ([a], namespace, server) =>
       Effect.gen(function*() {

@@ -16,6 +16,8 @@
  * - The custom id of a failed element is known for `retention` from its end, however long the element itself is kept. During that
  *   time, another offer with that id stores nothing, also when `failedTimeToLive` has removed the element. Afterwards, it is
  *   stored.
+ * - An element that has failed as often as the `maxAttempts` of a process allows fails there for good, although other processes may allow
+ *   more.
  * - The effect of `take` is not interrupted when the session is lost. The element may be delivered to another process then. That
  *   is logged as a warning, and counted (`lockstep_overruns`).
  * - A store that is closed gives the elements of its takers to others at once, though their effects run on. Close it when they have
@@ -200,15 +202,26 @@ class Takers {
     this.#waiting.clear()
   }
 
+  // The first that allows this attempt, or else the first.
+  #takerOf(attempt: number): Taker | undefined {
+    for (const taker of this.#waiting) if (attempt <= taker.options.maxAttempts) return taker
+    return this.#waiting.values().next().value
+  }
+
   #hand(task: Task): Effect.Effect<void, unknown> {
-    const [taker] = this.#waiting
+    const { attempt, body, crashes, id: given } = task
+    const taker = this.#takerOf(attempt)
     // The element was on its way to a taker that waits no more.
     if (taker === undefined) return Effect.onInterrupt(Effect.interrupt, () => Effect.sync(() => this.#shrink()))
     this.#takers.set(task, taker)
-    const { attempt, body, id: given } = task
     const { element, id = given.startsWith(mark) ? given.slice(mark.length) : given } = body as typeof Body.Type
-    // The process that had its last attempt has died.
-    if (attempt > taker.options.maxAttempts) return Effect.fail("The process has died")
+    const { maxAttempts } = taker.options
+    // The process that had its last attempt has died, or would have allowed more.
+    if (attempt > maxAttempts) {
+      return Effect.fail(
+        crashes > 0 ? "The process has died" : `maxAttempts is ${maxAttempts} here, and ${attempt - 1} have failed`
+      )
+    }
     this.#waiting.delete(taker)
     this.#given.add(taker)
     Deferred.doneUnsafe(taker.given, Effect.succeed({ id, attempts: attempt, element }))
