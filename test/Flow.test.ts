@@ -862,7 +862,7 @@ layer(TestServer.layer, { excludeTestServices: true })("Flow", (it) => {
           const etl = yield* Etl
           for (const text of ["twice", "unknown"]) {
             const reason = yield* reasonOf(etl.run([text]))
-            assert.include(reason.message, text === "twice" ? "load" : "unknown")
+            assert.include(reason.message, text === "twice" ? "\"load\" is there already" : "\"unknown\" is not there")
           }
           isRangeError(yield* Effect.exit(Effect.provideService(etl.results(Extract), Queue.Job, {} as never)))
         }))

@@ -343,7 +343,7 @@ class Conductor {
   // The actor recognizes a repetition by the state and the generation of the node.
   #ended(reference: string, outcome: Outcome): Effect.Effect<unknown, FlowError> {
     const [, node, generation, undo, stamp, run] = /^(\d+) (\d+) ([01]) (\d+) ([^]*)$/.exec(reference)!
-    const [tag, value, added] = outcome as readonly [string, unknown?, unknown?]
+    const [tag, value, added] = outcome as readonly [string, unknown?, ReadonlyArray<readonly [name: string]>?]
     const text = JSON.stringify(value === undefined ? [tag] : [tag, value])
     const args = [
       Number(stamp),
@@ -359,9 +359,11 @@ class Conductor {
       reply[0] === "refused"
         ? this.#ended(reference, [
           "failed",
-          `the job has added to its flow what does not fit: node ${
-            JSON.stringify(reply[1])
-          } is there already, or cannot wait any more`
+          `the job has added to its flow what does not fit: node ${JSON.stringify(reply[1])} ${
+            added?.some(([name]) => name === reply[1])
+              ? "is there already"
+              : "is not there, or waits for its predecessors no more: `before` cannot name it"
+          }`
         ])
         : Effect.void)
   }
