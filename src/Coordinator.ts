@@ -34,7 +34,6 @@ import * as Layer from "effect/Layer"
 import * as PubSub from "effect/PubSub"
 import type * as Scope from "effect/Scope"
 import * as Stream from "effect/Stream"
-import { hostname } from "node:os"
 import { CoordinatorError } from "./internal/actor/errors.ts"
 import type { Hooks, Settings } from "./internal/actor/hooks.ts"
 import { Kernel, marginOf } from "./internal/actor/kernel.ts"
@@ -49,7 +48,7 @@ import {
   type SessionTransition,
   type Space
 } from "./internal/hold/place.ts"
-import { CurrentIo, live, millisIn } from "./internal/io.ts"
+import { CurrentIo, type Io, live, millisIn } from "./internal/io.ts"
 import { kernelMetrics } from "./internal/metrics.ts"
 import { connectionsOf } from "./internal/redis/connection.ts"
 import * as Redis from "./Redis.ts"
@@ -168,14 +167,14 @@ const count = (value: number, what: string, min: number, max: number): number =>
   return value
 }
 
-const settingsOf = (options: Options): Settings => {
+const settingsOf = (options: Options, { host, pid }: Io): Settings => {
   const millis = (input: Duration.Input, what: string, min: number, max: number) => {
     const value = millisIn(input)
     if (!(value >= min && value <= max)) throw new RangeError(`${what} must be from ${min} to ${max} milliseconds`)
     return Math.ceil(value)
   }
   const lease = millis(options.lease ?? "15 seconds", "lease", 100, 43_200_000)
-  const name = options.name ?? `${hostname()}:${process.pid}`
+  const name = options.name ?? `${host}:${pid}`
   if (typeof name !== "string" || name.length === 0 || name.length > 256 || !name.isWellFormed()) {
     throw new RangeError("name must be 1 to 256 characters of well-formed Unicode")
   }
@@ -260,14 +259,14 @@ export const make: (
   options?: Options | undefined
 ) => Effect.Effect<Coordinator["Service"], CoordinatorError, Redis.Redis | Scope.Scope> = Effect.fnUntraced(
   function*(options = {}) {
-    const settings = settingsOf(options)
+    const io = yield* CurrentIo
+    const settings = settingsOf(options, io)
     const wait = options.wait === undefined ? undefined : duration(options.wait, "wait")
     const maxHold = options.maxHold === undefined ? undefined : duration(options.maxHold, "maxHold")
     const connections = connectionsOf(yield* Redis.Redis)
-    const io = yield* CurrentIo
     const changes = yield* PubSub.sliding<SessionTransition>(unread * settings.partitions)
     const hooks = yield* hooksOf(settings, changes)
-    const about = JSON.stringify({ name: settings.name, host: hostname(), pid: process.pid, since: io.wall() })
+    const about = JSON.stringify({ name: settings.name, host: io.host, pid: io.pid, since: io.wall() })
     const kernel = yield* Effect.acquireRelease(
       Effect.sync(() => new Kernel(connections, settings, about, hooks, io)),
       (kernel) => Effect.andThen(Effect.promise(() => kernel.close()), Effect.sync(() => homes.delete(kernel.home)))

@@ -10,6 +10,8 @@ import type * as Exit from "effect/Exit"
 import type * as Fiber from "effect/Fiber"
 import * as Option from "effect/Option"
 import { randomBytes } from "node:crypto"
+import { hostname } from "node:os"
+import { pid } from "node:process"
 
 /** A timer that has been set. */
 export interface Timer {
@@ -29,6 +31,9 @@ export interface Io {
   readonly random: () => number
   /** Text that no other coordinator has: at least 12 of `A-Z a-z 0-9 _ -`. */
   readonly id: () => string
+  /** The process, for operators. */
+  readonly host: string
+  readonly pid: number
   /** Runs what no caller waits for, with these clocks and timers. */
   readonly run: <A, E>(effect: Effect.Effect<A, E>) => Fiber.Fiber<A, E>
 }
@@ -64,6 +69,8 @@ export const live: Io = {
   defer: (f) => void settled.then(f),
   random: Math.random,
   id: () => randomBytes(9).toString("base64url"),
+  host: hostname(),
+  pid,
   run: Effect.runFork
 }
 

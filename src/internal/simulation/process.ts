@@ -7,10 +7,12 @@ import * as Deferred from "effect/Deferred"
 import * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import type * as Fiber from "effect/Fiber"
+import * as Formatter from "effect/Formatter"
 import * as Logger from "effect/Logger"
 import * as Option from "effect/Option"
 import * as Random from "effect/Random"
 import * as Scheduler from "effect/Scheduler"
+import * as Stream from "effect/Stream"
 import { Redis } from "../../Redis.ts"
 import { CurrentIo, type Io, live, type Timer } from "../io.ts"
 import { checkShared } from "../redis/command.ts"
@@ -52,6 +54,8 @@ export class Process implements Scheduler.Scheduler, Scheduler.SchedulerDispatch
   readonly io: Io
   /** It does nothing any more. */
   crashed = false
+  /** Its program has ended. */
+  ended = false
   /** It does nothing until then. */
   pausedUntil = 0
   /** Of its wall clock, in milliseconds; and how fast its clocks are. */
@@ -79,6 +83,8 @@ export class Process implements Scheduler.Scheduler, Scheduler.SchedulerDispatch
       random,
       id: () =>
         Array.from({ length: 12 }, () => "0123456789abcdefghijklmnopqrstuv"[Math.floor(random() * 32)]).join(""),
+      host: name,
+      pid: 1,
       run: (effect) => Effect.runForkWith(this.#services)(effect)
     }
     const nanos = () => BigInt(Math.round(wall() * 1e6))
@@ -101,7 +107,8 @@ export class Process implements Scheduler.Scheduler, Scheduler.SchedulerDispatch
       ? []
       : [Logger.make(({ cause, logLevel, message }) => {
         const why = cause.reasons.length === 0 ? "" : `: ${Cause.pretty(cause)}`
-        onLog(`logs ${logLevel} ${String(message)}${why}`)
+        const text = [message].flat().map((part) => typeof part === "string" ? part : Formatter.format(part)).join(" ")
+        onLog(`logs ${logLevel} ${text}${why}`)
       })]
     this.#services = Context.empty().pipe(
       Context.add(Scheduler.Scheduler, this),
@@ -187,17 +194,26 @@ export class Process implements Scheduler.Scheduler, Scheduler.SchedulerDispatch
     // As a layer is, which is built when there is a connection.
     const connected = whenReady(commands)
     // Programs share the connection, and have none of their own.
-    const redis = {
-      send: (command: string, ...args: ReadonlyArray<string | number>) =>
+    const absent = (member: keyof Redis["Service"]) => new Error(`Redis has no ${member} in a simulation`)
+    const redis: Redis["Service"] = {
+      topology: connections.topology,
+      server: { flavor: "redis", version: "unknown" },
+      send: (command, ...args) =>
         Effect.tryPromise({
           try: async () => {
             checkShared(command, args)
             await connected
-            return commands.send(command, args, commandTimeout)
+            return await commands.send(command, args, commandTimeout) as never
           },
           catch: (cause) => cause as RedisError
-        })
-    } as Redis["Service"]
+        }),
+      connect: () => Effect.die(absent("connect")),
+      state: Effect.sync(commands.state),
+      changes: Stream.die(absent("changes")),
+      get client(): never {
+        throw absent("client")
+      }
+    }
     register(redis, connections)
     return this.#services.pipe(Context.add(Redis, redis), Context.add(CurrentIo, this.io))
   }
