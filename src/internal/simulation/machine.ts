@@ -12,9 +12,17 @@ import { entrance, simulated } from "./source.ts"
 /** A request of a process to Redis: the name of a function of the library, or "" for a command; and the arguments. */
 export interface Call {
   readonly name: string
+  /** Of a command. */
+  readonly label?: string
   /** How many there are, and as they are sent. */
   readonly count: number
   readonly text: string
+}
+
+/** What Redis knows of a command: whether it takes memory, and whether a script can call it. */
+export interface Traits {
+  readonly grows: boolean
+  readonly callable: boolean
 }
 
 export interface Executed {
@@ -24,6 +32,8 @@ export interface Executed {
 }
 
 interface Waiting {
+  /** The name of the command, for errors. */
+  readonly label: string
   readonly count: number
   readonly text: string
   readonly resolve: (executed: Executed) => void
@@ -44,6 +54,7 @@ const settings = ["hash-max-listpack-entries", 1_000_000, "hash-max-listpack-val
 /** A command, as a call. */
 export const command = (name: string, args: ReadonlyArray<string | number>): Call => ({
   name: "",
+  label: name,
   count: 1 + args.length,
   text: [name, ...args].map(encode).join("")
 })
@@ -51,24 +62,43 @@ export const command = (name: string, args: ReadonlyArray<string | number>): Cal
 // Errors of Lua itself have none.
 const withCode = (message: string): string => /^[A-Z]+ /.test(message) ? message : `ERR ${message}`
 
+// It is no answer to a simulated process.
+const lost = (cause: unknown): Promise<never> =>
+  Promise.reject(new Error("The Redis of the simulation has failed", { cause }))
+
 export class Machine {
   readonly #connection: Connection
   #loaded = false
   #waiting: Array<Waiting> = []
+  readonly #traits = new Map<string, Promise<Traits>>()
 
   constructor(connection: Connection) {
     this.#connection = connection
   }
 
   /** Executes a call in a database, at a time in milliseconds since the epoch. */
-  execute(database: number, at: number, { count, name, text }: Call): Promise<Executed> {
+  execute(database: number, at: number, { count, label = "FCALL", name, text }: Call): Promise<Executed> {
     // Simulations do not give way to the event loop before they all wait.
     if (this.#waiting.length === 0) setImmediate(() => this.#flush())
     const { promise, reject, resolve } = Promise.withResolvers<Executed>()
     const about = encode(database) + encode(Math.round(at * 1000)) + ascii(name) + encode(count)
-    this.#waiting.push({ count: count + 4, text: about + text, resolve, reject })
+    this.#waiting.push({ label, count: count + 4, text: about + text, resolve, reject })
     if (this.#waiting.length === batch) this.#flush()
     return promise
+  }
+
+  traits(name: string): Promise<Traits> {
+    let found = this.#traits.get(name)
+    if (found === undefined) {
+      found = this.#connection.send("COMMAND", ["INFO", name], deadline).then((reply) => {
+        const flags =
+          (reply as ReadonlyArray<readonly [name: string, arity: number, flags: Iterable<string>] | null>)[0]?.[2]
+        const all = new Set(flags)
+        return { grows: all.has("denyoom"), callable: !all.has("noscript") }
+      }, lost)
+      this.#traits.set(name, found)
+    }
+    return found
   }
 
   #flush(): void {
@@ -76,7 +106,7 @@ export class Machine {
     if (waiting.length === 0) return
     this.#waiting = []
     const failed = (cause: unknown) => {
-      for (const { reject } of waiting) reject(cause)
+      for (const { reject } of waiting) lost(cause).catch(reject)
     }
     // The command that is sent first is executed first.
     if (!this.#loaded) {
@@ -88,9 +118,9 @@ export class Machine {
     const text = ascii("0") + waiting.map((one) => one.text).join("")
     this.#connection.run("FCALL", entrance, { key: "", count, text }, deadline, {
       resolve: (replies) => {
-        for (const [at, { reject, resolve }] of waiting.entries()) {
+        for (const [at, { label, reject, resolve }] of waiting.entries()) {
           const [reply, ...notes] = (replies as ReadonlyArray<readonly [unknown, ...Array<string>]>)[at]!
-          if (notes[0]?.[0] === "e") reject(errorFrom(new Error(withCode(notes[0].slice(1))), "FCALL", true, ""))
+          if (notes[0]?.[0] === "e") reject(errorFrom(new Error(withCode(notes[0].slice(1))), label, true, ""))
           else resolve({ reply, notes })
         }
       },

@@ -1,6 +1,6 @@
 /** The Redis of a simulation: a real one, whose time and faults the simulation decides. */
 
-import { fail, FunctionMissing, OutOfMemory, RedisError, Unavailable } from "../redis/errors.ts"
+import { CommandFailed, fail, FunctionMissing, OutOfMemory, RedisError, Unavailable } from "../redis/errors.ts"
 import { type Call, call } from "../redis/resp.ts"
 import { command, type Machine } from "./machine.ts"
 import { Migration } from "./migration.ts"
@@ -117,6 +117,7 @@ export class Server {
     if (this.migrating) throw fail(new Unavailable({ code: "TRYAGAIN" }))
     await this.#expire()
     if (order.is === "call") this.#admit(order)
+    else if (!unlogged.has(order.command)) await this.#admitCommand(order)
     const isRead = order.is === "call" ? order.script.endsWith("_ro") : unlogged.has(order.command)
     const at = this.now
     const reply = order.is === "call" ? await this.#routed(order, at) : await this.#plain(order)
@@ -127,6 +128,12 @@ export class Server {
   #admit({ command, script }: Order & { readonly is: "call" }): void {
     if (!this.#loaded) throw fail(new FunctionMissing({ code: "ERR" }))
     if (this.full && !/_(oom|renew|ro)$/.test(script)) throw fail(new OutOfMemory({ command }))
+  }
+
+  async #admitCommand({ command }: Order & { readonly is: "command" }): Promise<void> {
+    const { callable, grows } = await this.#machine.traits(command)
+    if (!callable) throw fail(new CommandFailed({ command, code: "ERR", detail: "it cannot be simulated" }))
+    if (this.full && grows) throw fail(new OutOfMemory({ command }))
   }
 
   async #plain(order: Order & { readonly is: "command" }): Promise<unknown> {

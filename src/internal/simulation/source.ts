@@ -20,28 +20,110 @@ local simulated = { entries = {} }
 do
 -- The time in microseconds.
 local now, notes
+-- What is executed in another way, by the name of the command; false for others.
 local special = {}
+
+-- Programs also write it in small letters.
+local function specialOf(name)
+  local found = special[name]
+  if found == nil then
+    found = special[string.upper(name)] or false
+    special[name] = found
+  end
+  return found
+end
 
 special.TIME = function()
   return { string.format('%d', math.floor(now / 1e6)), string.format('%d', now % 1e6) }
 end
 
--- This note tells the simulator when a key expires. The function answers the deadline, as Redis takes it.
-local function expiry(key, millis)
-  local at = string.format('%d', math.floor(now / 1000) + millis)
-  notes[#notes + 1] = 'x' .. at .. ' ' .. key
-  return string.format('%d', ${never} + at)
+-- Times at which keys expire, in milliseconds, from those that a command names.
+local function behind(millis) return math.floor(now / 1000) + millis end
+local deadlines = {
+  EX = function(seconds) return behind(seconds * 1000) end,
+  PX = behind,
+  EXAT = function(seconds) return seconds * 1000 end,
+  PXAT = function(millis) return tonumber(millis) end
+}
+
+-- Redis is told a deadline in the far future, and the simulator the real one, if the command has set it.
+local function due(key, at) notes[#notes + 1] = 'x' .. string.format('%d', at) .. ' ' .. key end
+
+local function expiring(key, at, isSet, run, ...)
+  local reply = run(...)
+  if isSet(reply) then due(key, at) end
+  return reply
 end
 
-special.PEXPIRE = function(run, key, millis, ...)
-  return run('PEXPIREAT', key, expiry(key, millis), ...)
+local function far(at) return string.format('%d', ${never} + at) end
+
+local function isOne(reply) return reply == 1 end
+local function isDone(reply) return reply and not (type(reply) == 'table' and reply.err) end
+
+local function expire(name, unit)
+  special[name] = function(run, key, time, ...)
+    local at = tonumber(time) and deadlines[unit](time)
+    if not at then return run(name, key, time, ...) end
+    return expiring(key, at, isOne, run, 'PEXPIREAT', key, far(at), ...)
+  end
+end
+expire('PEXPIRE', 'PX')
+expire('EXPIRE', 'EX')
+expire('PEXPIREAT', 'PXAT')
+expire('EXPIREAT', 'EXAT')
+
+-- Options of SET and GETEX, from one on: the deadline, and all with that in the far future.
+local function options(...)
+  local given, at = { ... }, nil
+  for index = 1, #given - 1 do
+    local unit = deadlines[string.upper(given[index])]
+    if unit and tonumber(given[index + 1]) then
+      at = unit(given[index + 1])
+      given[index], given[index + 1] = 'PXAT', far(at)
+      break
+    end
+  end
+  return at, given
 end
 
 special.SET = function(run, key, value, ...)
-  local option, millis = ...
-  if option ~= 'PX' then return run('SET', key, value, ...) end
-  return run('SET', key, value, 'PXAT', expiry(key, millis), select(3, ...))
+  if not ... then return run('SET', key, value) end
+  local at, given = options(...)
+  if not at then return run('SET', key, value, ...) end
+  -- With GET, the reply is what was there before.
+  local reply = run('SET', key, value, unpack(given))
+  if redis.call('PEXPIRETIME', key) == ${never} + at then due(key, at) end
+  return reply
 end
+
+special.GETEX = function(run, key, ...)
+  local at, given = options(...)
+  if not at then return run('GETEX', key, ...) end
+  return expiring(key, at, isDone, run, 'GETEX', key, unpack(given))
+end
+
+local function set(name, unit)
+  special[name] = function(run, key, time, value)
+    local at = value and tonumber(time) and deadlines[unit](time)
+    if not at then return run(name, key, time, value) end
+    return expiring(key, at, isDone, run, 'SET', key, value, 'PXAT', far(at))
+  end
+end
+set('PSETEX', 'PX')
+set('SETEX', 'EX')
+
+-- When a key expires, or how long that takes. A negative number says that it does not.
+local function rest(name, of)
+  special[name] = function(run, key)
+    local at = run('PEXPIRETIME', key)
+    return type(at) == 'number' and at >= 0 and of(at - ${never}) or at
+  end
+end
+local function left(at) return math.max(0, at - math.floor(now / 1000)) end
+rest('PTTL', left)
+rest('TTL', function(at) return math.floor((left(at) + 500) / 1000) end)
+rest('PEXPIRETIME', function(at) return at end)
+rest('EXPIRETIME', function(at) return math.floor(at / 1000) end)
 
 special.SRANDMEMBER = function(run, key, count)
   local members, few = run('SMEMBERS', key), {}
@@ -81,14 +163,14 @@ local AWAY = { err = 'ERR Script attempted to access a non local key in a cluste
 
 simulated.call = function(command, ...)
   if leaving ~= '' and isAway(command, ...) then error(AWAY) end
-  local other = special[command]
+  local other = specialOf(command)
   if other then return other(redis.call, ...) end
   return redis.call(command, ...)
 end
 
 simulated.pcall = function(command, ...)
   if leaving ~= '' and isAway(command, ...) then return AWAY end
-  local other = special[command]
+  local other = specialOf(command)
   if other then return other(redis.pcall, ...) end
   return redis.pcall(command, ...)
 end
@@ -106,7 +188,11 @@ end
 
 -- Each call is its database, its time, the name of a function or '', how many arguments it has, and these.
 local function execute(argv, at, name, count)
-  if name == '' then return redis.call(unpack(argv, at, at + count - 1)) end
+  if name == '' then
+    local other = specialOf(argv[at])
+    if other then return other(redis.call, unpack(argv, at + 1, at + count - 1)) end
+    return redis.call(unpack(argv, at, at + count - 1))
+  end
   local keys, args, named = {}, {}, tonumber(argv[at])
   for index = 1, named do keys[index] = argv[at + index] end
   for index = 1, count - named - 1 do args[index] = argv[at + named + index] end
