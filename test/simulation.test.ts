@@ -174,9 +174,149 @@ layer(Simulation.layer, { excludeTestServices: true })("Simulation", (it) => {
       assert.deepStrictEqual(seen, [1, 0])
     }))
 
+  it.effect("lets keys that programs write expire by its own time, however they say it", () =>
+    Effect.gen(function*() {
+      const written = [
+        ["SET", "k", "v", "PX", 1000],
+        ["set", "k", "v", "NX", "ex", 1],
+        ["SET", "k", "v", "PXAT", 1_800_000_001_000],
+        ["SETEX", "k", 1, "v"],
+        ["PSETEX", "k", 1000, "v"],
+        ["EXPIRE", "other", 1, "NX"],
+        ["PEXPIREAT", "other", 1_800_000_001_000],
+        ["GETEX", "other", "EX", 1]
+      ] as const
+      for (const [name, key, ...args] of written) {
+        const seen: Array<unknown> = []
+        yield* Simulation.run(() =>
+          Effect.gen(function*() {
+            const redis = yield* Redis.Redis
+            yield* redis.send("SET", "other", "v")
+            yield* redis.send(name, key, ...args)
+            seen.push(yield* redis.send("TTL", key))
+            // This one changes nothing.
+            seen.push(yield* redis.send("PEXPIRE", key, 100, "GT"))
+            yield* Effect.sleep("900 millis")
+            seen.push(yield* redis.send("GET", key))
+            yield* Effect.sleep("200 millis")
+            seen.push(yield* redis.send("GET", key), yield* redis.send("PTTL", key))
+            seen.push((yield* redis.send<ReadonlyArray<string>>("TIME"))[0])
+          }), { processes: 1, faults: [], steps: 0 })
+        assert.deepStrictEqual(seen, [1, 0, "v", null, -2, "1800000001"], name)
+      }
+    }))
+
+  it.effect("refuses what programs write while Redis is full, and says what cannot be simulated", () =>
+    Effect.gen(function*() {
+      const reasons = new Set<string>()
+      const tried = (command: string, ...args: ReadonlyArray<string | number>) =>
+        Effect.flatMap(Redis.Redis, (redis) => redis.send(command, ...args)).pipe(
+          Effect.tapError((error) =>
+            Effect.sync(() => reasons.add(`${command}: ${error.reason._tag} ${error.message}`))
+          ),
+          Effect.ignore
+        )
+      yield* Simulation.run(
+        ({ isStopping }) =>
+          Effect.gen(function*() {
+            yield* tried("EVAL", "return 1", 0)
+            while (!isStopping()) yield* tried("SET", "k", "v").pipe(Effect.andThen(tried("GET", "k")))
+          }),
+        { faults: ["memory"] }
+      )
+      const all = [...reasons].join("\n")
+      assert.match(all, /EVAL: .*cannot be simulated/)
+      assert.match(all, /SET: .*OutOfMemory/)
+      assert.notMatch(all, /GET: OutOfMemory/)
+    }))
+
+  it.effect("starts no program again that has ended, and forgets no failure in a crash", () =>
+    Effect.gen(function*() {
+      let starts = 0
+      const once = ({ now }: Simulation.Process) =>
+        Effect.suspend(() => {
+          if (now() === 0) starts++
+          return Effect.sleep("1 milli")
+        })
+      const { schedules } = yield* Simulation.explore(() => ({ program: once }), { schedules: 5, faultEvery: 5 })
+      assert.strictEqual(starts, schedules * 3)
+      const failing = Effect.andThen(Effect.sleep("10 millis"), Effect.fail("always"))
+      for (const seed of [1, 2, 3, 4, 5]) {
+        const failed = yield* Effect.flip(Simulation.run(() => failing, { seed, faults: ["cut"], faultEvery: 5 }))
+        assert.include(failed.reason, "always")
+        assert.match(failed.story.at(-1)!, /: fails: .*always/)
+      }
+    }))
+
+  it.effect("shortens a failure to one of the same kind, and shows what broke before it", () =>
+    Effect.gen(function*() {
+      const make = () => {
+        let broken = false
+        return {
+          // Most schedules make it fail, too.
+          program: ({ isStopping }: Simulation.Process) =>
+            Effect.gen(function*() {
+              const redis = yield* Redis.Redis
+              const send = redis.send("PING")
+              while (!isStopping()) {
+                yield* Effect.andThen(broken ? Effect.retry(send, { times: 3 }) : send, Effect.sleep(1))
+              }
+            }).pipe(
+              Effect.tapError(() =>
+                Effect.sync(() => {
+                  broken = true
+                })
+              ),
+              Effect.retry({ times: 1 })
+            ),
+          invariant: () => broken ? "it is broken" : undefined
+        }
+      }
+      const failed = yield* Effect.flip(
+        Simulation.explore(make, { schedules: 20, faults: ["cut", "lost replies", "clock"] })
+      )
+      assert.strictEqual(failed.reason, "it is broken")
+      const faults = failed.story.filter((line) => line.includes(" fault: "))
+      assert.isAtMost(faults.length, 2)
+      for (const line of [...faults, failed.story.at(-1)!]) assert.include(failed.message, line)
+      assert.match(failed.story.at(-1)!, /check: it is broken/)
+    }))
+
+  it.effect("names the fault of a story that is too long to show", () =>
+    Effect.gen(function*() {
+      const program = ({ isStopping, place }: Simulation.Process) =>
+        Effect.gen(function*() {
+          yield* Effect.retry(Effect.flatMap(Redis.Redis, (redis) => redis.send("PING")), { times: 3 })
+          while (!isStopping()) yield* Effect.sleep(1)
+          if (place === 0) yield* Effect.never
+        })
+      const { message, reason, story } = yield* Effect.flip(
+        Simulation.run(program, { faults: ["cut"], faultEvery: 20, steps: 100 })
+      )
+      assert.match(reason, /^a1 did not end, and nothing can happen any more/)
+      assert.isAbove(story.length, 300)
+      const lines = message.split("\n")
+      assert.isAtMost(lines.length, 300)
+      for (const line of story.filter((line) => / (fault|world): /.test(line))) assert.include(lines, line)
+      assert.match(message, /\n +… \d+ lines of `story`\n/)
+    }))
+
+  it.effect("gives each process a host of its own", () =>
+    Effect.gen(function*() {
+      const found: Array<unknown> = []
+      const program = () =>
+        Effect.gen(function*() {
+          yield* Lock.acquire("a")
+          found.push(Option.map(yield* Lock.holder("a"), ({ host, node, pid }) => ({ host, node, pid })))
+        }).pipe(Effect.scoped, Effect.provide(Coordinator.layer()))
+      yield* Simulation.run(program, { processes: 2, faults: [], steps: 0 })
+      const of = (host: string) => Option.some({ host, node: `${host}:1`, pid: 1 })
+      assert.sameDeepMembers(found, [of("a1"), of("b2")])
+    }))
+
   it.effect("reports a whole schedule where no shorter one fails", () =>
     Effect.gen(function*() {
-      assert.isUndefined(yield* Effect.promise(() => shrink({ steps: 3, choices: [1] }, async () => undefined, 10)))
+      assert.isUndefined(yield* Effect.promise(() => shrink({ start: [1], rounds: [] }, async () => undefined, 10)))
     }))
 
   it.effect("moves slots of a cluster", () =>
@@ -198,6 +338,10 @@ layer(Simulation.layer, { excludeTestServices: true })("Simulation", (it) => {
           { steps: -1 },
           { faults: ["earthquake" as "cut"] },
           { faultEvery: 0.5 },
+          { faults: "cut" as never },
+          { seed: 2 ** 32 },
+          { calm: Number.NaN },
+          { patience: "2 parsecs" as never },
           { choices: [Number.NaN] }
         ]
       ) {

@@ -63,12 +63,13 @@ import * as Layer from "effect/Layer"
 import type * as Option from "effect/Option"
 import * as Schema from "effect/Schema"
 import * as Semaphore from "effect/Semaphore"
+import { millisIn } from "../internal/io.ts"
 import { connectionsOf } from "../internal/redis/connection.ts"
 import { randomOf, seedOf } from "../internal/simulation/choices.ts"
 import { type Fault, faults as allFaults } from "../internal/simulation/faults.ts"
 import { databases, Machine } from "../internal/simulation/machine.ts"
 import { shrink } from "../internal/simulation/shrink.ts"
-import { exitOf, type Outcome, Simulation } from "../internal/simulation/simulation.ts"
+import { type Outcome, Simulation } from "../internal/simulation/simulation.ts"
 import * as Redis from "../Redis.ts"
 
 /**
@@ -168,6 +169,28 @@ export interface Report {
   readonly simulated: Duration.Duration
 }
 
+// Of a story that is longer than that, a message has its end, and what breaks before, each with a few lines in front.
+const [longest, shownAtEnd, shownInFront, mostShown] = [200, 100, 3, 60]
+
+const isTold = (line: string): boolean => /^ *[\d.]+ (?:fault: |world: |\w+: (?:ends$|fails: ))/.test(line)
+
+const abridged = (story: ReadonlyArray<string>): ReadonlyArray<string> => {
+  if (story.length <= longest) return story
+  const shown = new Set<number>()
+  for (const at of story.flatMap((line, at) => isTold(line) ? [at] : []).slice(-mostShown)) {
+    for (let line = Math.max(0, at - shownInFront); line <= at; line++) shown.add(line)
+  }
+  for (let line = story.length - shownAtEnd; line < story.length; line++) shown.add(line)
+  const lines: Array<string> = []
+  let next = 0
+  for (const at of [...shown].sort((a, b) => a - b)) {
+    if (at > next) lines.push(`           … ${at - next} lines of \`story\``)
+    lines.push(story[at]!)
+    next = at + 1
+  }
+  return lines
+}
+
 /**
  * A schedule has failed: a program failed or did not end, or an invariant did not hold. The message tells the story. `run` repeats it:
  * with the same options, and the `seed`, the `steps` and the `choices` of this error.
@@ -188,7 +211,7 @@ export class SimulationFailed extends Schema.Error<SimulationFailed>("lockstep/t
   override get message(): string {
     const choices = JSON.stringify(this.choices)
     const shown = choices === undefined || choices.length > 2000 ? "" : `, choices ${choices}`
-    return `${this.reason} (seed ${this.seed}, steps ${this.steps}${shown})\n${this.story.slice(-200).join("\n")}`
+    return `${this.reason} (seed ${this.seed}, steps ${this.steps}${shown})\n${abridged(this.story).join("\n")}`
   }
 }
 
@@ -270,28 +293,39 @@ const whole = (value: number, what: string, least: number, most: number): number
   return value
 }
 
+const millis = (input: Duration.Input, what: string): number => {
+  const value = millisIn(input)
+  if (!(value >= 0)) throw new RangeError(`${what} must be a duration`)
+  return value
+}
+
+// Generators of random numbers have so many states.
+const seeds = 2 ** 32
+
 const settingsOf = (options: Options): Settings => {
   const { cluster = false, faultEvery = 40, faults = allFaults, processes = 3, seed = 1, steps = 300 } = options
+  if (!Array.isArray(faults)) throw new RangeError(`faults must be an array of ${allFaults.join(", ")}`)
   const unknown = faults.find((fault) => !allFaults.includes(fault))
   if (unknown !== undefined) {
     throw new RangeError(`faults must be of ${allFaults.join(", ")}: ${String(unknown)} is not`)
   }
   return {
-    seed: whole(seed, "seed", 0, Number.MAX_SAFE_INTEGER),
+    seed: whole(seed, "seed", 0, seeds - 1),
     processes: whole(processes, "processes", 1, 26),
     cluster,
     steps: whole(steps, "steps", 0, 1_000_000),
     faults,
     every: whole(faultEvery, "faultEvery", 1, 1_000_000),
-    calm: Duration.toMillis(Duration.fromInputUnsafe(options.calm ?? "2 seconds")),
-    patience: Duration.toMillis(Duration.fromInputUnsafe(options.patience ?? "1 minute"))
+    calm: millis(options.calm ?? "2 seconds", "calm"),
+    patience: millis(options.patience ?? "1 minute", "patience")
   }
 }
 
 // One that throws, as an assertion does, does not hold either.
 const held = (invariant: () => string | undefined): string | undefined => {
   try {
-    return invariant()
+    const answer: unknown = invariant()
+    return answer === undefined || typeof answer === "string" ? answer : `the invariant answered ${String(answer)}`
   } catch (error) {
     return `the invariant has failed: ${String(error)}`
   }
@@ -336,17 +370,30 @@ const simulated = (
   return simulation.run()
 }
 
-const reasonOf = (outcome: Outcome, patience: number): string | undefined => {
-  if (outcome.failure !== undefined) return outcome.failure
-  for (const member of outcome.members) {
-    const exit = exitOf(member)
-    if (exit !== undefined && Exit.isFailure(exit)) {
-      return `${member.process.name} has failed: ${Cause.pretty(exit.cause)}`
+interface Failure {
+  readonly reason: string
+  /** Two of one kind are one failure. */
+  readonly kind: string
+}
+
+const failureOf = ({ endless, failed, failure, hung, stuck }: Outcome, patience: number): Failure | undefined => {
+  if (failure !== undefined) return { reason: failure, kind: endless ? "endless" : "invariant" }
+  const exit = failed?.exit
+  if (exit !== undefined && Exit.isFailure(exit)) {
+    const error = Cause.squash(exit.cause) as { readonly _tag?: unknown; readonly name?: unknown } | undefined
+    return {
+      reason: `${failed!.process.name} has failed: ${Cause.pretty(exit.cause)}`,
+      kind: `failed: ${String(error?._tag ?? error?.name)}`
     }
   }
-  if (outcome.hung.length === 0) return undefined
-  const names = outcome.hung.map(({ process }) => process.name).join(", ")
-  return `${names} did not end within ${patience} simulated milliseconds`
+  if (hung.length === 0) return undefined
+  const names = hung.map(({ process }) => process.name).join(", ")
+  return {
+    reason: stuck
+      ? `${names} did not end, and nothing can happen any more: what is waited for never comes, or is not simulated`
+      : `${names} did not end within ${patience} simulated milliseconds`,
+    kind: "hung"
+  }
 }
 
 const failedWith = (
@@ -356,8 +403,8 @@ const failedWith = (
   choices: ReadonlyArray<number> | undefined
 ): SimulationFailed => new SimulationFailed({ seed, steps, choices, reason, story: trace() })
 
-// Of one failure: how often a shorter schedule is tried.
-const shrinks = 200
+// Of one failure: how often a shorter schedule is tried, and for how long, in milliseconds.
+const [shrinks, longestShrinking] = [500, 10_000]
 
 const shortened = async (
   make: () => Scenario,
@@ -367,21 +414,24 @@ const shortened = async (
   first: Outcome,
   signal: AbortSignal
 ): Promise<SimulationFailed> => {
-  const fails = (outcome: Outcome) => reasonOf(outcome, settings.patience)
+  const kindOf = (outcome: Outcome) => failureOf(outcome, settings.patience)?.kind
+  const kind = kindOf(first)
+  const spent = AbortSignal.any([signal, AbortSignal.timeout(longestShrinking)])
   const best = await shrink(
-    { steps: settings.steps, choices: first.choices },
+    first.course,
     async ({ choices, steps }) => {
-      const outcome = await simulated(make(), { ...settings, steps }, machine, database, choices, false, signal)
-      return fails(outcome) === undefined ? undefined : outcome.choices
+      const outcome = await simulated(make(), { ...settings, steps }, machine, database, choices, false, spent)
+      return !spent.aborted && kindOf(outcome) === kind ? outcome.course : undefined
     },
     shrinks,
-    () => signal.aborted
+    () => spent.aborted
   )
   // Where no shorter schedule fails, it is the whole one, as its seed chooses.
   const { choices, steps } = best ?? { choices: undefined, steps: settings.steps }
   const own = { ...settings, steps }
   const outcome = await simulated(make(), own, machine, database, choices, true, signal)
-  const reason = fails(outcome) ?? "It has failed, and not again: something in the program is not simulated"
+  const reason = failureOf(outcome, settings.patience)?.reason ??
+    "It has failed, and not again: something in the program is not simulated"
   return failedWith(reason, outcome, own, choices)
 }
 
@@ -407,7 +457,7 @@ export const explore = (
     for (let at = 0; at < schedules; at += databases) {
       const some = Array.from({ length: Math.min(databases, schedules - at) }, (_, more) => ({
         ...settings,
-        seed: settings.seed + at + more
+        seed: (settings.seed + at + more) % seeds
       }))
       const outcomes = yield* Effect.forEach(
         some,
@@ -418,7 +468,7 @@ export const explore = (
       for (const [more, outcome] of outcomes.entries()) {
         steps += outcome.steps
         millis += outcome.now
-        if (reasonOf(outcome, settings.patience) === undefined) continue
+        if (failureOf(outcome, settings.patience) === undefined) continue
         return yield* yield* lent((machine, database, signal) =>
           shortened(make, some[more]!, machine, database, outcome, signal)
         )
@@ -447,7 +497,7 @@ export const run = (
     const outcome = yield* lent((machine, database, signal) =>
       simulated({ program, invariant }, settings, machine, database, choices, true, signal)
     )
-    const reason = reasonOf(outcome, settings.patience)
-    if (reason !== undefined) return yield* failedWith(reason, outcome, settings, choices)
+    const failure = failureOf(outcome, settings.patience)
+    if (failure !== undefined) return yield* failedWith(failure.reason, outcome, settings, choices)
     return { schedules: 1, steps: outcome.steps, simulated: Duration.millis(outcome.now) }
   })

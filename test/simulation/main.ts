@@ -118,10 +118,10 @@ const shortened = async (failure: Failure, library: Library, machine: Machine): 
   const until = performance.now() + longestShrinking
   const checks = new Set(failure.result.anomalies.map(({ check }) => check))
   const best = await shrink(
-    { steps: failure.options.steps, choices: failure.result.choices },
+    failure.result.course,
     async (attempt) => {
       const result = await simulate({ ...failure.options, ...attempt }, library, machine, 0)
-      return result.anomalies.some(({ check }) => checks.has(check)) ? result.choices : undefined
+      return result.anomalies.some(({ check }) => checks.has(check)) ? result.course : undefined
     },
     shrinks,
     () => performance.now() > until

@@ -4,7 +4,7 @@ import { randomOf, seedOf } from "../../src/internal/simulation/choices.ts"
 import { type Fault, faults, type Incident } from "../../src/internal/simulation/faults.ts"
 import type { Machine } from "../../src/internal/simulation/machine.ts"
 import { epoch, type Process } from "../../src/internal/simulation/process.ts"
-import { exitOf, type Member, type Outcome } from "../../src/internal/simulation/simulation.ts"
+import type { Member, Outcome } from "../../src/internal/simulation/simulation.ts"
 import type { History } from "../../src/testing.ts"
 import type { Anomaly } from "../torture/checks.ts"
 import { clientOf, type Settings } from "../torture/client.ts"
@@ -164,7 +164,7 @@ const judged = (
   lease: number
 ) => {
   const { healed, hung, incidents, members } = outcome
-  const ended = members.filter((member) => exitOf(member) !== undefined)
+  const ended = members.filter(({ exit }) => exit !== undefined)
   const slow = late.filter(([from, to]) => to - from > longDelay).map(([from, to]): Incident => ({
     fault: "pause",
     process: undefined,
@@ -182,7 +182,7 @@ const judged = (
       well: new Set(ended.map(nameOf)),
       hung: new Set(hung.map(nameOf)),
       crashes: ended.flatMap((member) => {
-        const exit = exitOf(member)!
+        const exit = member.exit!
         return Exit.isSuccess(exit)
           ? []
           : [{ check: "crash", detail: `${nameOf(member)}: ${Cause.pretty(exit.cause)}`, holds: [] }]

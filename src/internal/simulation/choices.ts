@@ -15,6 +15,20 @@ export const randomOf = (seed: number): () => number => {
 export const seedOf = (seed: number, part: number): number =>
   Math.imul(seed ^ Math.imul(part + 1, 0x9e3779b1), 0x85ebca6b)
 
+/** The choices of one step. */
+export interface Round {
+  /** Of the fault before it, if something has broken. */
+  readonly fault: ReadonlyArray<number> | undefined
+  readonly made: ReadonlyArray<number>
+}
+
+/** The choices of a schedule until everything was healed. */
+export interface Course {
+  /** Of its beginning. */
+  readonly start: ReadonlyArray<number>
+  readonly rounds: ReadonlyArray<Round>
+}
+
 /** Choices of one schedule. Those that were given are made again; behind them, the first possibility is chosen. */
 export class Choices {
   /** All that were made, to make them again. */

@@ -34,7 +34,9 @@ const pick = <A>({ world }: Scene, all: ReadonlyArray<A>): A | undefined =>
 
 const oneOf = <A>({ world }: Scene, all: readonly [A, ...Array<A>]): A => all[world.choices.among(all.length)]!
 
-const awake = ({ world }: Scene): ReadonlyArray<Process> => world.processes.filter((process) => world.isAwake(process))
+// One whose program has ended is not there any more.
+const awake = ({ world }: Scene): ReadonlyArray<Process> =>
+  world.processes.filter((process) => world.isAwake(process) && !process.ended)
 
 const ofWire = (millis: number, happen: (wire: Wire) => void): Strike => (scene) => {
   const found = pick(

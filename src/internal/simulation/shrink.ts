@@ -1,41 +1,65 @@
 /** Finds a shorter schedule that fails in the same way. */
 
+import type { Course, Round } from "./choices.ts"
+
 export interface Attempt {
   readonly steps: number
   /** Behind them, the first possibility is chosen. */
   readonly choices: ReadonlyArray<number>
 }
 
+// Nothing breaks before the step.
+const calm = ({ fault, made }: Round): Round =>
+  fault === undefined ? { fault, made } : { fault: undefined, made: [0, ...made] }
+
+const attemptOf = ({ rounds, start }: Course): Attempt => ({
+  steps: rounds.length,
+  choices: [...start, ...rounds.flatMap(({ fault = [], made }) => [...fault, ...made])]
+})
+
 /**
  * Nothing if the first attempt does not fail: then it is what was chosen after everything was healed that counts.
  *
- * First fewer steps, then without parts of the choices. `fails` answers the choices that were made until everything was healed, if it
- * fails. It is called so many times at most, and not when it is over.
+ * First without some of the faults, then with fewer steps, and then without some of those. `fails` answers the course of an attempt, if it fails. It is called so many times at most, and not when it is over.
  */
 export const shrink = async (
-  first: Attempt,
-  fails: (attempt: Attempt) => Promise<ReadonlyArray<number> | undefined>,
+  first: Course,
+  fails: (attempt: Attempt) => Promise<Course | undefined>,
   most: number,
   isOver: () => boolean = () => false
 ): Promise<Attempt | undefined> => {
-  let best = first
+  const { start } = first
+  let best = first.rounds
   let tries = 0
-  const attempt = async (one: Attempt): Promise<boolean> => {
-    if (tries++ >= most || isOver()) return false
-    const choices = await fails(one)
-    if (choices === undefined) return false
-    best = { steps: one.steps, choices }
-    return true
+  const isSpent = () => tries >= most || isOver()
+  const attempt = async (rounds: ReadonlyArray<Round>): Promise<boolean> => {
+    if (isSpent()) return false
+    tries++
+    const made = await fails(attemptOf({ start, rounds }))
+    if (made !== undefined) best = made.rounds
+    return made !== undefined
   }
-  if (!await attempt(first)) return undefined
-  for (const part of [0.1, 0.25, 0.5, 0.75, 0.9]) {
-    while (await attempt({ ...best, steps: Math.floor(best.steps * part) })) if (best.steps === 0) return best
-  }
-  for (let size = Math.ceil(best.choices.length / 2); size >= 1 && tries < most; size = Math.floor(size / 2)) {
-    for (let at = 0; at < best.choices.length && tries < most;) {
-      const choices = [...best.choices.slice(0, at), ...best.choices.slice(at + size)]
-      if (!await attempt({ ...best, choices })) at += size
+  // Tries without so many of them at a time, half as many each time. The last ones come first: without an early one, more is different.
+  const without = async (count: () => number, drop: (from: number, to: number) => ReadonlyArray<Round>) => {
+    for (let size = count(); size >= 1 && !isSpent(); size = Math.floor(size / 2)) {
+      for (let end = count(); end > 0 && !isSpent(); end -= size) await attempt(drop(Math.max(0, end - size), end))
     }
   }
-  return best
+  const withoutFaults = () =>
+    without(
+      () => best.filter(({ fault }) => fault !== undefined).length,
+      (from, to) => {
+        let at = 0
+        return best.map((round) => round.fault !== undefined && at++ >= from && at <= to ? calm(round) : round)
+      }
+    )
+  if (!await attempt(best)) return undefined
+  await withoutFaults()
+  for (let least = 0; least < best.length && !isSpent();) {
+    const steps = Math.floor((least + best.length) / 2)
+    if (!await attempt(best.slice(0, steps))) least = steps + 1
+  }
+  await without(() => best.length, (from, to) => [...best.slice(0, from), ...best.slice(to)])
+  await withoutFaults()
+  return attemptOf({ start, rounds: best })
 }

@@ -1,10 +1,10 @@
 /** One schedule of a simulation: processes that run a program, faults, and a calm in which everything has to settle. */
 
+import * as Cause from "effect/Cause"
 import * as Effect from "effect/Effect"
-import type * as Exit from "effect/Exit"
-import type * as Fiber from "effect/Fiber"
+import * as Exit from "effect/Exit"
 import type { Redis } from "../../Redis.ts"
-import { Choices, seedOf } from "./choices.ts"
+import { Choices, type Course, type Round, seedOf } from "./choices.ts"
 import { type Fault, type Incident, strike } from "./faults.ts"
 import type { Machine } from "./machine.ts"
 import type { Process } from "./process.ts"
@@ -16,7 +16,8 @@ export interface Member {
   readonly process: Process
   /** The place of the process: one that has crashed is replaced by another in the same place. */
   readonly place: number
-  readonly fiber: Fiber.Fiber<void, unknown>
+  /** How its program has ended, if it has, before a crash. */
+  exit: Exit.Exit<void, unknown> | undefined
 }
 
 export interface Options {
@@ -58,14 +59,17 @@ export interface Outcome {
   readonly healed: number
   readonly now: number
   readonly steps: number
-  /** The answer of the check. */
+  /** The answer of the check; or that it takes too many steps, and then it is endless. */
   readonly failure: string | undefined
-  /** Processes that did not end. */
+  readonly endless: boolean
+  /** A program that has failed. */
+  readonly failed: Member | undefined
+  /** Processes that did not end; and whether nothing could happen any more. */
   readonly hung: ReadonlyArray<Member>
+  readonly stuck: boolean
   /** The events so far: one line for each step. */
   readonly trace: () => ReadonlyArray<string>
-  /** Those that were made before everything was healed. */
-  readonly choices: ReadonlyArray<number>
+  readonly course: Course
 }
 
 export class Simulation {
@@ -75,6 +79,9 @@ export class Simulation {
   readonly #options: Options
   #stopping = false
   #failure: string | undefined = undefined
+  #endless = false
+  #failed: Member | undefined = undefined
+  #stuck = false
 
   /** Simulations that run at the same time have different databases. */
   constructor(options: Options, machine: Machine, database: number) {
@@ -87,18 +94,20 @@ export class Simulation {
 
   async run(): Promise<Outcome> {
     const { world } = this
-    const { every, faults, isCalm, mostSteps, patience, processes, steps } = this.#options
+    const { isCalm, mostSteps, patience, processes, steps } = this.#options
     // A simulation before this one has used the same database.
     await world.server.flush()
     for (let place = 0; place < processes; place++) this.#start(place)
+    const start = world.choices.made.slice()
+    const rounds: Array<Round> = []
     while (world.steps < steps && !this.#isOver()) {
-      if (faults.length > 0 && world.choices.among(every) === every - 1) await this.#strike()
-      if (!await this.#step()) break
+      const round = await this.#round()
+      if (round === undefined) break
+      rounds.push(round)
     }
-    await this.#heal()
     const healed = world.now
     const last = world.steps + mostSteps
-    const made = world.choices.made.length
+    if (!this.#isOver()) await this.#heal()
     // A schedule that is repeated knows the choices up to here, and one that is shortened goes on in the same way.
     world.choices.endGiven()
     await this.#until(last, () => isCalm(healed, world.now))
@@ -113,10 +122,25 @@ export class Simulation {
       now: world.now,
       steps: world.steps,
       failure: this.#failure,
-      hung: this.#failure === undefined ? this.#hung() : [],
+      endless: this.#endless,
+      failed: this.#failed,
+      hung: this.#isOver() ? [] : this.#hung(),
+      stuck: this.#stuck,
       trace: world.trace,
-      choices: world.choices.made.slice(0, made)
+      course: { start, rounds }
     }
+  }
+
+  // Something may break, and then one thing happens, if any can.
+  async #round(): Promise<Round | undefined> {
+    const { every, faults } = this.#options
+    const { choices } = this.world
+    const from = choices.made.length
+    const isStruck = faults.length > 0 && choices.among(every) === every - 1
+    if (isStruck) await this.#strike()
+    const fault = isStruck ? choices.made.slice(from) : undefined
+    const happened = await this.#step()
+    return happened ? { fault, made: choices.made.slice(from + (fault?.length ?? 0)) } : undefined
   }
 
   #start(place: number): void {
@@ -126,8 +150,21 @@ export class Simulation {
     // Clocks are not equally fast.
     const rate = [1, 1, 1.001, 0.999][world.choices.among(4)]!
     const process = world.start(`${String.fromCharCode(97 + place)}${number}`, seedOf(seed, number), rate)
-    const fiber = Effect.runForkWith(process.context())(program(process, place, () => this.#stopping))
-    members.push({ process, place, fiber })
+    const member: Member = { process, place, exit: undefined }
+    const running = program(process, place, () => this.#stopping)
+    members.push(member)
+    Effect.runForkWith(process.context())(running).addObserver((exit) => this.#ended(member, exit))
+  }
+
+  // The fibers of a process that has crashed go on until their requests fail.
+  #ended(member: Member, exit: Exit.Exit<void, unknown>): void {
+    const { process } = member
+    if (process.crashed) return
+    member.exit = exit
+    process.ended = true
+    const isFailure = Exit.isFailure(exit)
+    if (isFailure) this.#failed ??= member
+    this.world.note(process.name, isFailure ? `fails: ${Cause.pretty(exit.cause)}` : "ends")
   }
 
   async #strike(): Promise<void> {
@@ -145,6 +182,7 @@ export class Simulation {
     const found = this.#options.check?.()
     const violation = typeof found === "object" ? await found : found
     this.#failure ??= this.world.server.defect ?? violation
+    if (this.#failure !== undefined) this.world.note("check", this.#failure)
     return happened
   }
 
@@ -152,17 +190,21 @@ export class Simulation {
     const { world } = this
     while (!this.#isOver() && !isOver()) {
       if (world.steps >= last) {
+        this.#endless = true
         this.#failure = `the schedule has not ended ${this.#options.mostSteps} steps after all was healed`
-      } else if (!await this.#step()) return
+      } else if (!await this.#step()) {
+        this.#stuck = true
+        return
+      }
     }
   }
 
   #isOver(): boolean {
-    return this.#failure !== undefined || this.#options.signal?.aborted === true
+    return this.#failure !== undefined || this.#failed !== undefined || this.#options.signal?.aborted === true
   }
 
   #hung(): ReadonlyArray<Member> {
-    return this.members.filter(({ fiber, process }) => !process.crashed && fiber.pollUnsafe() === undefined)
+    return this.members.filter(({ process }) => !process.crashed && !process.ended)
   }
 
   async #heal(): Promise<void> {
@@ -170,7 +212,3 @@ export class Simulation {
     this.world.note("world", "everything is healed")
   }
 }
-
-/** How a process has ended; nothing for one that has not, or has crashed. */
-export const exitOf = ({ fiber, process }: Member): Exit.Exit<void, unknown> | undefined =>
-  process.crashed ? undefined : fiber.pollUnsafe()

@@ -78,7 +78,7 @@ export class World {
   readonly delays: Array<readonly [from: number, to: number]> = []
   /** Calls of connections that are lost, which may still arrive. */
   late: Array<Order> = []
-  readonly #events: Array<readonly [at: number, actor: string, what: string]> = []
+  readonly #events: Array<[at: number, actor: string, what: string]> = []
   #alarms: Array<Alarm> = []
   readonly #lost = new WeakSet<Order>()
   #numbers = 0
@@ -313,11 +313,13 @@ export class World {
     let at = 0
     while (choice >= options[at]!.weight) choice -= options[at++]!.weight
     const option = options[at]!
+    // What follows from it stands behind it.
+    const line = this.note("process" in option ? option.process.name : "redis", "")
     const happening = this.#happen(option, options.length === 1)
     // Most steps need no answer of Redis.
     const what = typeof happening === "string" ? happening : await happening
+    ;[line[0], line[2]] = [this.now, what]
     await this.settle()
-    this.note("process" in option ? option.process.name : "redis", what)
     return true
   }
 
@@ -337,8 +339,10 @@ export class World {
     }
   }
 
-  note(actor: string, what: string): void {
-    this.#events.push([this.now, actor, what])
+  note(actor: string, what: string): [at: number, actor: string, what: string] {
+    const line: [at: number, actor: string, what: string] = [this.now, actor, what]
+    this.#events.push(line)
+    return line
   }
 
   /** The events so far: one line for each step. */
