@@ -10,8 +10,10 @@
  *
  * **Gotchas**
  *
- * - The search is exponential in how many operations overlap. Check each key by itself; with five processes on a key ten
- *   thousand operations take a fraction of a second. Where order alone decides, an invariant is cheaper.
+ * - The search is exponential in how many operations overlap, and one without an answer overlaps all that come later. Check each key by
+ *   itself; with five processes on a key ten thousand operations take a fraction of a second. Where order alone decides, an invariant is
+ *   cheaper.
+ * - An `end` before its `start`, or a time that is no number, is a defect (`RangeError`).
  *
  * **Example** (A lock)
  *
@@ -57,7 +59,7 @@ export interface Model<State, Input> {
   readonly initial: State
   /** The state after it, or `undefined` when it cannot have happened, or not with this answer. */
   readonly step: (state: State, input: Input) => State | undefined
-  /** Distinguishes states. Default: `String`, which does not distinguish objects: with those, a `key` is needed. */
+  /** Distinguishes states. Default: their type and text. States that are objects need a `key`. */
   readonly key?: ((state: State) => string) | undefined
 }
 
@@ -98,30 +100,36 @@ const relink = <Input>(entry: Entry<Input>): void => {
   if (entry.next !== undefined) entry.next.previous = entry
 }
 
-/** The requests and answers of a history in the order of time, behind a head. The operations are numbered, answered ones first. */
-const linked = <Input>(answered: ReadonlyArray<Operation<Input>>, others: ReadonlyArray<Operation<Input>>) => {
-  const events = [...answered, ...others].flatMap((operation, index) => {
-    const shared = { operation, index, previous: undefined, next: undefined }
-    const answer = operation.end === undefined ? undefined : { ...shared, asks: false, answer: undefined }
-    const asked = { at: operation.start, entry: { ...shared, asks: true, answer } as Entry<Input> }
-    return answer === undefined ? [asked] : [asked, { at: operation.end!, entry: answer as Entry<Input> }]
-  })
-  // At the same time, a request goes before an answer: they may overlap.
-  events.sort((a, b) => a.at - b.at || Number(b.entry.asks) - Number(a.entry.asks))
-  const head: Entry<Input> = {
-    operation: { input: undefined as Input, start: 0 },
-    index: -1,
-    answer: undefined,
-    asks: true,
-    previous: undefined,
-    next: undefined
-  }
+const entryOf = <Input>(operation: Operation<Input>, index: number, asks: boolean): Entry<Input> => ({
+  operation,
+  index,
+  answer: undefined,
+  asks,
+  previous: undefined,
+  next: undefined
+})
+
+/** Entries in a list, behind a head. */
+const linked = <Input>(entries: ReadonlyArray<Entry<Input>>): Entry<Input> => {
+  const head = entryOf({ input: undefined as Input, start: 0 }, -1, true)
   let last = head
-  for (const { entry } of events) {
+  for (const entry of entries) {
     entry.previous = last
     last = last.next = entry
   }
   return head
+}
+
+/** The questions and answers of operations in the order of time. */
+const timed = <Input>(answered: ReadonlyArray<Operation<Input>>): ReadonlyArray<Entry<Input>> => {
+  const events = answered.flatMap((operation, index) => {
+    const [question, answer] = [entryOf(operation, index, true), entryOf(operation, index, false)]
+    question.answer = answer
+    return [{ at: operation.start, entry: question }, { at: operation.end!, entry: answer }]
+  })
+  // At the same time, a request goes before an answer: they may overlap.
+  events.sort((a, b) => a.at - b.at || Number(b.entry.asks) - Number(a.entry.asks))
+  return events.map(({ entry }) => entry)
 }
 
 /** Which operations have been ordered: everything below `low`, and some up to `high`. That is short, however long the history is. */
@@ -160,7 +168,120 @@ class Ordered {
 
 const textOf = (state: unknown): string => {
   if (typeof state === "object" && state !== null) throw new RangeError("a model whose states are objects needs a key")
-  return String(state)
+  return `${typeof state} ${String(state)}`
+}
+
+/** One search for an order. */
+class Search<State, Input> {
+  /** Operations without an answer could have been chosen, but for the bound. */
+  isCut = false
+  /** The answer that no order has reached. */
+  furthest: Operation<Input> | undefined = undefined
+  readonly #model: Model<State, Input>
+  // Those with an answer, and the others.
+  readonly #answered: Entry<Input>
+  readonly #others: Entry<Input>
+  readonly #ordered: Ordered
+  readonly #mostInRow: number
+  readonly #tried = new Set<string>()
+  readonly #chosen: Array<{
+    readonly entry: Entry<Input>
+    readonly state: State
+    readonly row: number
+    readonly undo: () => void
+  }> = []
+  #waiting: number
+  #state: State
+  // So many without an answer were chosen last.
+  #row = 0
+
+  constructor(
+    model: Model<State, Input>,
+    answered: ReadonlyArray<Operation<Input>>,
+    others: ReadonlyArray<Operation<Input>>,
+    /** So many without an answer are chosen in a row at most. */
+    mostInRow: number
+  ) {
+    this.#model = model
+    this.#answered = linked(timed(answered))
+    this.#others = linked(others.map((operation, at) => entryOf(operation, answered.length + at, true)))
+    this.#ordered = new Ordered(answered.length, others.length)
+    this.#waiting = answered.length
+    this.#state = model.initial
+    this.#mostInRow = mostInRow
+  }
+
+  /** Whether there is an order, unless it may take no more steps. */
+  run(mayStep: () => boolean): boolean | undefined {
+    let candidate = this.#answered.next
+    while (this.#waiting > 0) {
+      if (!mayStep()) return undefined
+      if (candidate === undefined) {
+        const back = this.#takeBack()
+        if (back === undefined) return false
+        candidate = this.#after(back)
+      } else {
+        candidate = this.#choose(candidate) ? this.#answered.next : this.#after(candidate)
+      }
+    }
+    return true
+  }
+
+  // First those with an answer, as far as they were asked before the first of these: that must have happened by then.
+  #after({ next, operation }: Entry<Input>): Entry<Input> | undefined {
+    if (operation.end === undefined) return this.#possible(next)
+    return next!.asks ? next : this.#possible(this.#others.next)
+  }
+
+  #possible(entry: Entry<Input> | undefined): Entry<Input> | undefined {
+    let answer = this.#answered.next!
+    while (answer.asks) answer = answer.next!
+    const { operation } = answer
+    if (this.furthest === undefined || operation.end! > this.furthest.end!) this.furthest = operation
+    if (entry === undefined || entry.operation.start > operation.end!) return undefined
+    if (this.#row < this.#mostInRow) return entry
+    this.isCut = true
+    return undefined
+  }
+
+  // Whether the operation can be the next one, which has not been tried before.
+  #choose(entry: Entry<Input>): boolean {
+    const { key = textOf, step } = this.#model
+    const next = step(this.#state, entry.operation.input)
+    if (next === undefined) return false
+    const undo = this.#ordered.add(entry.index)
+    const row = entry.answer === undefined ? this.#row + 1 : 0
+    const tried = `${row} ${this.#ordered.signature}|${key(next)}`
+    if (this.#tried.has(tried)) {
+      undo()
+      return false
+    }
+    this.#tried.add(tried)
+    this.#chosen.push({ entry, state: this.#state, row: this.#row, undo })
+    this.#state = next
+    this.#row = row
+    unlink(entry)
+    if (entry.answer !== undefined) {
+      unlink(entry.answer)
+      this.#waiting--
+    }
+    return true
+  }
+
+  #takeBack(): Entry<Input> | undefined {
+    const back = this.#chosen.pop()
+    if (back === undefined) return undefined
+    const { entry, row, state, undo } = back
+    if (entry.answer !== undefined) {
+      relink(entry.answer)
+      this.#waiting++
+    }
+    relink(entry)
+    undo()
+    this.#state = state
+    this.#row = row
+    return entry
+  }
 }
 
 /**
@@ -174,60 +295,24 @@ export const check = <State, Input>(
   operations: ReadonlyArray<Operation<Input>>,
   options?: { readonly maxSteps?: number | undefined }
 ): Result<Input> => {
-  const keyOf = model.key ?? textOf
+  for (const { end, start } of operations) {
+    if (!(end === undefined ? Number.isFinite(start) : start <= end)) {
+      throw new RangeError(`an operation cannot be from ${start} to ${end}`)
+    }
+  }
   const byStart = [...operations].sort((a, b) => a.start - b.start)
   const answered = byStart.filter(({ end }) => end !== undefined)
   const others = byStart.filter(({ end }) => end === undefined)
-  const head = linked(answered, others)
-  const ordered = new Ordered(answered.length, others.length)
-  const tried = new Set<string>()
-  const chosen: Array<{ readonly entry: Entry<Input>; readonly state: State; readonly undo: () => void }> = []
-  let waiting = answered.length
-  let state = model.initial
-  let entry = head.next
-  let furthest: Entry<Input> | undefined
-  let steps = 0
-  // Whether the operation can be the next one, which has not been tried before.
-  const choose = (entry: Entry<Input>): boolean => {
-    const next = model.step(state, entry.operation.input)
-    if (next === undefined) return false
-    const undo = ordered.add(entry.index)
-    const key = `${ordered.signature}|${keyOf(next)}`
-    if (tried.has(key)) {
-      undo()
-      return false
-    }
-    tried.add(key)
-    chosen.push({ entry, state, undo })
-    state = next
-    unlink(entry)
-    if (entry.answer !== undefined) {
-      unlink(entry.answer)
-      waiting--
-    }
-    return true
+  let left = options?.maxSteps ?? 10_000_000
+  const mayStep = () => left-- > 0
+  // Few of those without an answer explain most histories, and there are many orders of many.
+  for (let mostInRow = 0;; mostInRow = Math.max(1, 2 * mostInRow)) {
+    const search = new Search(model, answered, others, mostInRow)
+    const found = search.run(mayStep)
+    if (found === undefined) return { _tag: "Unknown" }
+    if (found) return { _tag: "Linearizable" }
+    if (!search.isCut) return refused(search.furthest!, operations)
   }
-  while (waiting > 0) {
-    if (++steps > (options?.maxSteps ?? 10_000_000)) return { _tag: "Unknown" }
-    if (entry === undefined) throw new Error("an answer without a question")
-    if (entry.asks) {
-      entry = choose(entry) ? head.next : entry.next
-      continue
-    }
-    // It has been answered, so it must have happened by now.
-    if (furthest === undefined || entry.operation.end! > furthest.operation.end!) furthest = entry
-    const back = chosen.pop()
-    if (back === undefined) return refused(furthest.operation, operations)
-    if (back.entry.answer !== undefined) {
-      relink(back.entry.answer)
-      waiting++
-    }
-    relink(back.entry)
-    back.undo()
-    state = back.state
-    entry = back.entry.next
-  }
-  return { _tag: "Linearizable" }
 }
 
 const refused = <Input>(stuck: Operation<Input>, operations: ReadonlyArray<Operation<Input>>): Result<Input> => ({
