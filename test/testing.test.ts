@@ -70,6 +70,42 @@ it("the search needs a key for states that are objects", () => {
   assert.strictEqual(Linearizability.check(keyed, history)._tag, "Linearizable")
 })
 
+it("the search distinguishes states by their types, and refuses times that are none", () => {
+  const register: Linearizability.Model<string | number, readonly ["write" | "read", string | number]> = {
+    initial: 0,
+    step: (state, [verb, value]) => verb === "write" ? value : value === state ? state : undefined
+  }
+  const history = (...values: ReadonlyArray<string | number>) => [
+    { input: ["write", "1"] as const, start: 0, end: 9 },
+    { input: ["write", 1] as const, start: 0, end: 9 },
+    ...values.map((value, at) => ({ input: ["read", value] as const, start: 10 + 2 * at, end: 11 + 2 * at }))
+  ]
+  assert.strictEqual(Linearizability.check(register, history(1, 1))._tag, "Linearizable")
+  assert.strictEqual(Linearizability.check(register, history("1", "1"))._tag, "Linearizable")
+  assert.strictEqual(Linearizability.check(register, history("1", 1))._tag, "NotLinearizable")
+  for (const times of [{ start: 2, end: 1 }, { start: Number.NaN }, { start: 1, end: Number.NaN }]) {
+    assert.throws(() => Linearizability.check(register, [{ input: ["read", 0], ...times }]), RangeError)
+  }
+})
+
+it("the search is fast enough for many operations without an answer", () => {
+  const register: Linearizability.Model<number, readonly ["write" | "read", number]> = {
+    initial: 0,
+    step: (state, [verb, value]) => verb === "write" ? value : value === state ? state : undefined
+  }
+  const operations: Array<Linearizability.Operation<readonly ["write" | "read", number]>> = []
+  for (let at = 0; at < 2000; at++) {
+    const start = at * 10
+    // Of each hundred writes one has no answer: every second of these is read.
+    operations.push({ input: ["write", at], start, end: at % 100 === 0 ? undefined : start + 4 })
+    const isUnread = at % 100 === 0 && at % 200 !== 0
+    operations.push({ input: ["read", isUnread ? at - 1 : at], start: start + 5, end: start + 9 })
+  }
+  const began = performance.now()
+  assert.strictEqual(Linearizability.check(register, operations)._tag, "Linearizable")
+  assert.isBelow(performance.now() - began, 2000)
+})
+
 it("the search is fast enough for ten thousand operations of five processes", () => {
   const operations: Array<Linearizability.Operation<Input>> = []
   for (let at = 0; at < 5000; at++) {
@@ -203,11 +239,33 @@ it.live("what was recorded outlives a SIGKILL", () =>
     assert.isAtMost(events.at(-1)!.at, History.now())
     // It was killed in the middle of an event, and is started again.
     fs.appendFileSync(file, "{\"at\":1,\"n\":")
-    yield* Effect.scoped(Effect.map(History.recorder<{ readonly n: number }>(file), ({ record }) => record({ n: 0 })))
+    const { record } = yield* Effect.scoped(
+      Effect.tap(History.recorder<{ readonly n: number }>(file), ({ record }) => Effect.sync(() => record({ n: 0 })))
+    )
+    assert.throws(() => record({ n: -1 }), /closed/)
     assert.deepStrictEqual(History.read<{ readonly n: number }>(file).map(({ n }) => n), [
       ...events.map(({ n }) => n),
       0
     ])
+  }).pipe(Effect.scoped))
+
+it.live("a program prints what it likes beside its events", () =>
+  Effect.gen(function*() {
+    const { directory } = yield* workspace
+    const file = path.join(directory, "program.mjs")
+    const emitting = new URL("../src/testing/Program.ts", import.meta.url).href
+    fs.writeFileSync(
+      file,
+      `import { emit } from ${JSON.stringify(emitting)}
+      console.log(JSON.stringify({ level: "info" }))
+      process.stdout.write("prompt> ")
+      emit({ n: 1 })
+      emit([2])`
+    )
+    const child = yield* Process.spawn(file)
+    yield* child.exit
+    assert.deepStrictEqual(child.received, [{ n: 1 }, [2]])
+    assert.strictEqual(yield* child.output, "{\"level\":\"info\"}\nprompt> ")
   }).pipe(Effect.scoped))
 
 it.live("programs are started by their URL, as text too, wherever they are", () =>

@@ -55,7 +55,7 @@ export interface Recorder<Event extends object> {
 export const now = (): number => Number(process.hrtime.bigint() / 1000n)
 
 /**
- * Appends to a file, which is closed with the scope.
+ * Appends to a file, which is closed with the scope: `record` throws then.
  *
  * @category constructors
  * @since 0.1.0
@@ -68,13 +68,19 @@ export const recorder = <Event extends object>(
       Effect.sync(() => {
         // A process that was killed may have left a part of an event.
         if (fs.existsSync(file)) fs.truncateSync(file, fs.readFileSync(file).lastIndexOf("\n") + 1)
-        return fs.openSync(file, "a")
+        return { descriptor: fs.openSync(file, "a"), isOpen: true }
       }),
-      (descriptor) => Effect.sync(() => fs.closeSync(descriptor))
+      (history) =>
+        Effect.sync(() => {
+          history.isOpen = false
+          fs.closeSync(history.descriptor)
+        })
     ),
-    (descriptor) => ({
+    (history) => ({
       record: (event) => {
-        fs.writeSync(descriptor, `${JSON.stringify({ at: now(), ...event })}\n`)
+        // The descriptor may be that of another file by then.
+        if (!history.isOpen) throw new Error(`the scope of the history ${file} is closed`)
+        fs.writeSync(history.descriptor, `${JSON.stringify({ ...event, at: now() })}\n`)
       }
     })
   )

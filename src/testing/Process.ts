@@ -29,7 +29,7 @@ import { createInterface } from "node:readline"
 import { fileURLToPath } from "node:url"
 import { realSleep } from "../internal/testing/sleep.ts"
 import { type Child, type Ended, workspace } from "../internal/testing/workspace.ts"
-import { variable } from "./Program.ts"
+import { separator, variable } from "./Program.ts"
 
 export type { Ended } from "../internal/testing/workspace.ts"
 
@@ -87,9 +87,14 @@ const mailbox = <Event>(child: Child) => {
   if (stdout === null || stderr === null) throw new Error("no pipes")
   const lines = createInterface({ input: stdout })
   lines.on("line", (line) => {
-    const event = parse<Event>(line)
-    if (event === undefined) output += `${line}\n`
-    else received.push(event)
+    const at = line.indexOf(separator)
+    const event = at < 0 ? undefined : parse<Event>(line.slice(at + separator.length))
+    if (event === undefined) {
+      output += `${line}\n`
+    } else {
+      output += line.slice(0, at)
+      received.push(event)
+    }
     wake()
   })
   stderr.setEncoding("utf8").on("data", (text: string) => {
@@ -121,10 +126,9 @@ const mailbox = <Event>(child: Child) => {
   return { received, at, closed, output: () => output }
 }
 
-const parse = <Event>(line: string): Event | undefined => {
-  if (!line.startsWith("{")) return undefined
+const parse = <Event>(text: string): Event | undefined => {
   try {
-    return JSON.parse(line) as Event
+    return JSON.parse(text) as Event
   } catch {
     return undefined
   }

@@ -15,6 +15,14 @@ import { writeSync } from "node:fs"
 export const variable = "LOCKSTEP_ARGUMENT"
 
 /**
+ * The character in front of an event, as in JSON text sequences (RFC 7464): other lines of a program can be JSON, too.
+ *
+ * @category constants
+ * @since 0.1.0
+ */
+export const separator = "\u001e"
+
+/**
  * The `argument` that was passed to `Process.spawn`.
  *
  * @category combinators
@@ -30,7 +38,7 @@ export const argument = <A>(): A => JSON.parse(process.env[variable] ?? "null") 
  * @since 0.1.0
  */
 export const emit = (event: object): void => {
-  let rest: Uint8Array = Buffer.from(`${JSON.stringify(event)}\n`)
+  let rest: Uint8Array = Buffer.from(`${separator}${JSON.stringify(event)}\n`)
   while (rest.length > 0) {
     try {
       rest = rest.subarray(writeSync(1, rest))
