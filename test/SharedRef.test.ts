@@ -759,9 +759,9 @@ layer(TestServer.layer, live)("a shared ref", (it) => {
         for (const reading of reads) {
           assert.strictEqual((yield* Effect.flip(reading)).reason._tag, "InvalidPayload")
         }
-        // What can be read again is updated again.
+        // What cannot be read can be replaced, and what can be read again is updated again.
         const since = yield* Schema.decodeEffect(User)({ name: "ann", since: "2020-01-01T00:00:00Z" })
-        yield* users.set(since)
+        assert.isTrue(yield* users.compareAndSet(yield* users.version, since))
         assert.deepStrictEqual(yield* users.updateAndGet((user) => ({ ...user!, name: "bob" })), {
           ...since,
           name: "bob"

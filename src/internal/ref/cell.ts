@@ -159,9 +159,18 @@ export class Cell<A, E> {
 
   /** By Redis's word. */
   get versioned(): Effect.Effect<Versioned<A>, E> {
+    return this.#read((raw) => this.decode(raw))
+  }
+
+  /** That of a value which no schema may fit any more, too. */
+  get version(): Effect.Effect<number, E> {
+    return this.#read(({ version }) => Effect.succeed(version))
+  }
+
+  #read<B>(use: (raw: Raw) => Effect.Effect<B, E>): Effect.Effect<B, E> {
     return Effect.matchEffect(read(this.place, this.#valueKey), {
       onFailure: (error) => Effect.fail(this.#failed(error)),
-      onSuccess: (text) => this.decode(this.last = rawOf(text))
+      onSuccess: (text) => use(this.last = rawOf(text))
     })
   }
 

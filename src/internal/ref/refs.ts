@@ -66,7 +66,7 @@ export const of = <A>(space: Space, name: string, what: string, options: Options
 
 // Verbs that write nothing.
 const readingOf = <A>(cell: Cell<A, SharedRefError>) => {
-  const { place, versioned } = cell
+  const { place, version, versioned } = cell
   const { settings: { lease } } = place.space.kernel
   const versions = (options?: ChangesOptions) => cell.versions(options?.conflate === true ? 1 : mostBehind)
   const changesWith = (options: ChangesOptions) => Stream.map(versions(options), ({ value }) => value)
@@ -74,7 +74,7 @@ const readingOf = <A>(cell: Cell<A, SharedRefError>) => {
   return {
     get: Effect.map(versioned, ({ value }) => value),
     versioned,
-    version: Effect.map(versioned, ({ version }) => version),
+    version,
     cached: cell.cached(lease),
     cachedWithin: (maxAge: Duration.Input) =>
       Effect.suspend(() => {
