@@ -65,7 +65,7 @@ import * as Schema from "effect/Schema"
 import * as Semaphore from "effect/Semaphore"
 import { millisIn } from "../internal/io.ts"
 import { connectionsOf } from "../internal/redis/connection.ts"
-import { randomOf, seedOf } from "../internal/simulation/choices.ts"
+import { type Course, randomOf, seedOf } from "../internal/simulation/choices.ts"
 import { type Fault, faults as allFaults } from "../internal/simulation/faults.ts"
 import { databases, Machine } from "../internal/simulation/machine.ts"
 import { shrink } from "../internal/simulation/shrink.ts"
@@ -331,12 +331,18 @@ const held = (invariant: () => string | undefined): string | undefined => {
   }
 }
 
+/** How a schedule is repeated. */
+interface Again {
+  readonly choices?: ReadonlyArray<number> | undefined
+  readonly course?: Course | undefined
+}
+
 const simulated = (
   { invariant, program }: Scenario,
   settings: Settings,
   machine: Machine,
   database: number,
-  choices: ReadonlyArray<number> | undefined,
+  again: Again,
   verbose: boolean,
   signal: AbortSignal
 ): Promise<Outcome> => {
@@ -344,7 +350,7 @@ const simulated = (
   const simulation = new Simulation(
     {
       seed,
-      choices,
+      ...again,
       processes,
       cluster,
       steps,
@@ -419,8 +425,9 @@ const shortened = async (
   const spent = AbortSignal.any([signal, AbortSignal.timeout(longestShrinking)])
   const best = await shrink(
     first.course,
-    async ({ choices, steps }) => {
-      const outcome = await simulated(make(), { ...settings, steps }, machine, database, choices, false, spent)
+    async (course) => {
+      const own = { ...settings, steps: course.rounds.length }
+      const outcome = await simulated(make(), own, machine, database, { course }, false, spent)
       return !spent.aborted && kindOf(outcome) === kind ? outcome.course : undefined
     },
     shrinks,
@@ -429,7 +436,7 @@ const shortened = async (
   // Where no shorter schedule fails, it is the whole one, as its seed chooses.
   const { choices, steps } = best ?? { choices: undefined, steps: settings.steps }
   const own = { ...settings, steps }
-  const outcome = await simulated(make(), own, machine, database, choices, true, signal)
+  const outcome = await simulated(make(), own, machine, database, { choices }, true, signal)
   const reason = failureOf(outcome, settings.patience)?.reason ??
     "It has failed, and not again: something in the program is not simulated"
   return failedWith(reason, outcome, own, choices)
@@ -461,8 +468,7 @@ export const explore = (
       }))
       const outcomes = yield* Effect.forEach(
         some,
-        (own) =>
-          lent((machine, database, signal) => simulated(make(), own, machine, database, undefined, false, signal)),
+        (own) => lent((machine, database, signal) => simulated(make(), own, machine, database, {}, false, signal)),
         { concurrency: databases }
       )
       for (const [more, outcome] of outcomes.entries()) {
@@ -495,7 +501,7 @@ export const run = (
     const { choices, invariant } = options
     for (const choice of choices ?? []) whole(choice, "each of choices", 0, Number.MAX_SAFE_INTEGER)
     const outcome = yield* lent((machine, database, signal) =>
-      simulated({ program, invariant }, settings, machine, database, choices, true, signal)
+      simulated({ program, invariant }, settings, machine, database, { choices }, true, signal)
     )
     const failure = failureOf(outcome, settings.patience)
     if (failure !== undefined) return yield* failedWith(failure.reason, outcome, settings, choices)

@@ -119,8 +119,8 @@ const shortened = async (failure: Failure, library: Library, machine: Machine): 
   const checks = new Set(failure.result.anomalies.map(({ check }) => check))
   const best = await shrink(
     failure.result.course,
-    async (attempt) => {
-      const result = await simulate({ ...failure.options, ...attempt }, library, machine, 0)
+    async (course) => {
+      const result = await simulate({ ...failure.options, course, steps: course.rounds.length }, library, machine, 0)
       return result.anomalies.some(({ check }) => checks.has(check)) ? result.course : undefined
     },
     shrinks,

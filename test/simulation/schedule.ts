@@ -1,6 +1,6 @@
 /** One schedule of the torture's workloads in a simulation, and what is wrong with its history. */
 import { Cause, Effect, Exit, Option, Stream } from "effect"
-import { randomOf, seedOf } from "../../src/internal/simulation/choices.ts"
+import { type Course, randomOf, seedOf } from "../../src/internal/simulation/choices.ts"
 import { type Fault, faults, type Incident } from "../../src/internal/simulation/faults.ts"
 import type { Machine } from "../../src/internal/simulation/machine.ts"
 import { epoch, type Process } from "../../src/internal/simulation/process.ts"
@@ -43,6 +43,7 @@ export interface Options {
   readonly conditions?: Conditions | undefined
   /** The choices of a schedule that is repeated. */
   readonly choices?: ReadonlyArray<number> | undefined
+  readonly course?: Course | undefined
   readonly verbose?: boolean | undefined
   readonly coverage?: Coverage | undefined
 }
@@ -213,7 +214,7 @@ export const simulate = async (
   machine: Machine,
   database: number
 ): Promise<Result> => {
-  const { choices, conditions = busy, coverage, only, seed, steps, verbose } = options
+  const { choices, conditions = busy, course, coverage, only, seed, steps, verbose } = options
   const { layerStore, lockstep } = library
   const chosen = chosenOf(only, seed)
   const settings = settingsOf(conditions.lease)
@@ -272,6 +273,7 @@ export const simulate = async (
     {
       seed,
       choices,
+      course,
       processes: 2 + seed % 3,
       cluster: seed % 2 === 1,
       steps,

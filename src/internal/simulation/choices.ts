@@ -20,6 +20,8 @@ export interface Round {
   /** Of the fault before it, if something has broken. */
   readonly fault: ReadonlyArray<number> | undefined
   readonly made: ReadonlyArray<number>
+  /** What was chosen to happen, as far as it can be told in another course. */
+  readonly label: string
 }
 
 /** The choices of a schedule until everything was healed. */
@@ -34,6 +36,8 @@ export class Choices {
   /** All that were made, to make them again. */
   readonly made: Array<number> = []
   #given: ReadonlyArray<number> | undefined
+  // Of all that were made, so many were before the given ones.
+  #before = 0
   readonly #random: () => number
 
   constructor(seed: number, given?: ReadonlyArray<number> | undefined) {
@@ -46,9 +50,20 @@ export class Choices {
     const given = this.#given
     const choice = given === undefined
       ? Math.floor(this.#random() * count)
-      : Math.min(count - 1, given[this.made.length] ?? 0)
+      : Math.min(count - 1, given[this.made.length - this.#before] ?? 0)
     this.made.push(choice)
     return choice
+  }
+
+  /** These are next. */
+  give(choices: ReadonlyArray<number>): void {
+    this.#given = choices
+    this.#before = this.made.length
+  }
+
+  /** Another one takes the place of the last one. */
+  amend(choice: number): void {
+    this.made[this.made.length - 1] = choice
   }
 
   /** Those that were given are over, however many are left. */

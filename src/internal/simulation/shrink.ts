@@ -2,6 +2,7 @@
 
 import type { Course, Round } from "./choices.ts"
 
+/** A schedule that can be repeated. */
 export interface Attempt {
   readonly steps: number
   /** Behind them, the first possibility is chosen. */
@@ -9,8 +10,11 @@ export interface Attempt {
 }
 
 // Nothing breaks before the step.
-const calm = ({ fault, made }: Round): Round =>
-  fault === undefined ? { fault, made } : { fault: undefined, made: [0, ...made] }
+const calm = ({ fault, label, made }: Round): Round => ({
+  fault: undefined,
+  made: fault === undefined ? made : [0, ...made],
+  label
+})
 
 const attemptOf = ({ rounds, start }: Course): Attempt => ({
   steps: rounds.length,
@@ -20,11 +24,12 @@ const attemptOf = ({ rounds, start }: Course): Attempt => ({
 /**
  * Nothing if the first attempt does not fail: then it is what was chosen after everything was healed that counts.
  *
- * First without some of the faults, then with fewer steps, and then without some of those. `fails` answers the course of an attempt, if it fails. It is called so many times at most, and not when it is over.
+ * First without some of the faults, then with fewer steps, and then without some of those. `fails` tries a course, and answers the course
+ * that it has taken, if it fails. It is called so many times at most, and not when it is over.
  */
 export const shrink = async (
   first: Course,
-  fails: (attempt: Attempt) => Promise<Course | undefined>,
+  fails: (course: Course) => Promise<Course | undefined>,
   most: number,
   isOver: () => boolean = () => false
 ): Promise<Attempt | undefined> => {
@@ -35,7 +40,7 @@ export const shrink = async (
   const attempt = async (rounds: ReadonlyArray<Round>): Promise<boolean> => {
     if (isSpent()) return false
     tries++
-    const made = await fails(attemptOf({ start, rounds }))
+    const made = await fails({ start, rounds })
     if (made !== undefined) best = made.rounds
     return made !== undefined
   }

@@ -22,8 +22,9 @@ export interface Member {
 
 export interface Options {
   readonly seed: number
-  /** The choices of a schedule that is repeated. */
+  /** The choices of a schedule that is repeated, or the course of one that is shortened. */
   readonly choices?: ReadonlyArray<number> | undefined
+  readonly course?: Course | undefined
   readonly processes: number
   /** Whether Redis is a cluster. Default `false`. */
   readonly cluster?: boolean | undefined
@@ -94,14 +95,15 @@ export class Simulation {
 
   async run(): Promise<Outcome> {
     const { world } = this
-    const { isCalm, mostSteps, patience, processes, steps } = this.#options
+    const { course, isCalm, mostSteps, patience, processes, steps } = this.#options
     // A simulation before this one has used the same database.
     await world.server.flush()
+    if (course !== undefined) world.choices.give(course.start)
     for (let place = 0; place < processes; place++) this.#start(place)
     const start = world.choices.made.slice()
     const rounds: Array<Round> = []
     while (world.steps < steps && !this.#isOver()) {
-      const round = await this.#round()
+      const round = await this.#round(course?.rounds[rounds.length])
       if (round === undefined) break
       rounds.push(round)
     }
@@ -132,15 +134,17 @@ export class Simulation {
   }
 
   // Something may break, and then one thing happens, if any can.
-  async #round(): Promise<Round | undefined> {
+  async #round(given: Round | undefined): Promise<Round | undefined> {
     const { every, faults } = this.#options
     const { choices } = this.world
+    if (given !== undefined) choices.give(given.fault ?? given.made)
     const from = choices.made.length
     const isStruck = faults.length > 0 && choices.among(every) === every - 1
     if (isStruck) await this.#strike()
     const fault = isStruck ? choices.made.slice(from) : undefined
-    const happened = await this.#step()
-    return happened ? { fault, made: choices.made.slice(from + (fault?.length ?? 0)) } : undefined
+    if (given?.fault !== undefined) choices.give(given.made)
+    const label = await this.#step(given?.label)
+    return label === undefined ? undefined : { fault, made: choices.made.slice(from + (fault?.length ?? 0)), label }
   }
 
   #start(place: number): void {
@@ -177,8 +181,8 @@ export class Simulation {
     this.world.note("fault", struck.process === undefined ? fault : `${fault} of ${struck.process}`)
   }
 
-  async #step(): Promise<boolean> {
-    const happened = await this.world.step()
+  async #step(label?: string): Promise<string | undefined> {
+    const happened = await this.world.step(label)
     const found = this.#options.check?.()
     const violation = typeof found === "object" ? await found : found
     this.#failure ??= this.world.server.defect ?? violation
@@ -192,7 +196,7 @@ export class Simulation {
       if (world.steps >= last) {
         this.#endless = true
         this.#failure = `the schedule has not ended ${this.#options.mostSteps} steps after all was healed`
-      } else if (!await this.#step()) {
+      } else if (await this.#step() === undefined) {
         this.#stuck = true
         return
       }

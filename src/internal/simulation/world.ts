@@ -23,6 +23,12 @@ type Option =
   | { readonly weight: number; readonly is: "late" }
   | { readonly weight: number; readonly is: "timer"; readonly process: Process; readonly alarm: Alarm }
 
+// A process that follows one that has crashed has another number.
+const labelOf = (option: Option): string => {
+  const place = "process" in option ? option.process.name[0] : ""
+  return `${place} ${option.is} ${"wire" in option ? option.wire.role : ""}`
+}
+
 // How often each kind of event is chosen, where several can happen.
 const weights = { run: 24, execute: 8, deliver: 8, connect: 2, wait: 1, late: 1 } as const
 
@@ -303,16 +309,12 @@ export class World {
     }
   }
 
-  /** Lets one thing happen. Answers whether anything could. */
-  async step(): Promise<boolean> {
+  /** Lets one thing happen: what is labelled so, if it can happen. Answers the label of what has happened, if anything could. */
+  async step(label?: string): Promise<string | undefined> {
     const options = this.#options()
-    if (options.length === 0) return false
+    if (options.length === 0) return undefined
     this.steps++
-    const total = options.reduce((sum, { weight }) => sum + weight, 0)
-    let choice = this.choices.among(total)
-    let at = 0
-    while (choice >= options[at]!.weight) choice -= options[at++]!.weight
-    const option = options[at]!
+    const option = this.#chosen(options, label)
     // What follows from it stands behind it.
     const line = this.note("process" in option ? option.process.name : "redis", "")
     const happening = this.#happen(option, options.length === 1)
@@ -320,7 +322,20 @@ export class World {
     const what = typeof happening === "string" ? happening : await happening
     ;[line[0], line[2]] = [this.now, what]
     await this.settle()
-    return true
+    return labelOf(option)
+  }
+
+  #chosen(options: ReadonlyArray<Option>, label: string | undefined): Option {
+    const total = options.reduce((sum, { weight }) => sum + weight, 0)
+    let choice = this.choices.among(total)
+    let at = 0
+    while (choice >= options[at]!.weight) choice -= options[at++]!.weight
+    const found = label === undefined || labelOf(options[at]!) === label
+      ? -1
+      : options.findIndex((option) => labelOf(option) === label)
+    if (found < 0) return options[at]!
+    this.choices.amend(options.slice(0, found).reduce((sum, { weight }) => sum + weight, 0))
+    return options[found]!
   }
 
   /**
