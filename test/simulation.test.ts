@@ -130,6 +130,16 @@ layer(Simulation.layer, { excludeTestServices: true })("Simulation", (it) => {
       assert.match(failed.reason, /did not end|has failed/)
     }))
 
+  it.effect("finds a program that runs in circles", () =>
+    Effect.gen(function*() {
+      const program = ({ isStopping }: Simulation.Process) =>
+        Effect.gen(function*() {
+          while (!isStopping()) yield* Effect.yieldNow
+        })
+      const failed = yield* Effect.flip(Simulation.explore(() => ({ program }), { processes: 1, schedules: 2 }))
+      assert.match(failed.reason, /runs in circles/)
+    }), 20_000)
+
   it.effect("simulates an hour of a program that is always busy", () =>
     Effect.gen(function*() {
       const program = ({ isStopping }: Simulation.Process) =>

@@ -383,7 +383,8 @@ interface Failure {
 }
 
 const failureOf = ({ endless, failed, failure, hung, stuck }: Outcome, patience: number): Failure | undefined => {
-  if (failure !== undefined) return { reason: failure, kind: endless ? "endless" : "invariant" }
+  if (failure !== undefined) return { reason: failure, kind: "invariant" }
+  if (endless !== undefined) return { reason: endless, kind: "endless" }
   const exit = failed?.exit
   if (exit !== undefined && Exit.isFailure(exit)) {
     const error = Cause.squash(exit.cause) as { readonly _tag?: unknown; readonly name?: unknown } | undefined

@@ -301,7 +301,8 @@ export const simulate = async (
   )
   const outcome = await simulation.run()
   const { anomalies } = judged(outcome, records, simulation.world.delays, settings.lease)
-  const failed = outcome.failure === undefined ? [] : [{ check: "schedule", detail: outcome.failure, holds: [] }]
+  const failure = outcome.failure ?? outcome.endless
+  const failed = failure === undefined ? [] : [{ check: "schedule", detail: failure, holds: [] }]
   simulation.world.now += longAfter
   const left = lasting(await simulation.world.server.keys())
   const leaked = left.length === 0 ? [] : [{ check: "leak", detail: `left behind: ${left.join(", ")}`, holds: [] }]

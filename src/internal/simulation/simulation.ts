@@ -52,6 +52,9 @@ export interface Options {
   readonly signal?: AbortSignal | undefined
 }
 
+// More turns of event loops, and nothing else, are without end.
+const mostTurns = 50_000
+
 /** The outcome of a schedule. */
 export interface Outcome {
   readonly members: ReadonlyArray<Member>
@@ -60,9 +63,10 @@ export interface Outcome {
   readonly healed: number
   readonly now: number
   readonly steps: number
-  /** The answer of the check; or that it takes too many steps, and then it is endless. */
+  /** The answer of the check. */
   readonly failure: string | undefined
-  readonly endless: boolean
+  /** That it would take too many steps. */
+  readonly endless: string | undefined
   /** A program that has failed. */
   readonly failed: Member | undefined
   /** Processes that did not end; and whether nothing could happen any more. */
@@ -80,7 +84,7 @@ export class Simulation {
   readonly #options: Options
   #stopping = false
   #failure: string | undefined = undefined
-  #endless = false
+  #endless: string | undefined = undefined
   #failed: Member | undefined = undefined
   #stuck = false
 
@@ -193,9 +197,10 @@ export class Simulation {
   async #until(last: number, isOver: () => boolean): Promise<void> {
     const { world } = this
     while (!this.#isOver() && !isOver()) {
-      if (world.steps >= last) {
-        this.#endless = true
-        this.#failure = `the schedule has not ended ${this.#options.mostSteps} steps after all was healed`
+      if (world.turns >= mostTurns) {
+        this.#endless = `nothing has happened but ${mostTurns} turns of event loops: a program runs in circles`
+      } else if (world.steps >= last) {
+        this.#endless = `the schedule has not ended ${this.#options.mostSteps} steps after all was healed`
       } else if (await this.#step() === undefined) {
         this.#stuck = true
         return
@@ -204,7 +209,9 @@ export class Simulation {
   }
 
   #isOver(): boolean {
-    return this.#failure !== undefined || this.#failed !== undefined || this.#options.signal?.aborted === true
+    const { signal } = this.#options
+    const failure = this.#failure ?? this.#endless ?? this.#failed
+    return failure !== undefined || signal?.aborted === true
   }
 
   #hung(): ReadonlyArray<Member> {

@@ -77,6 +77,8 @@ export class World {
   /** Milliseconds since the beginning. */
   now = 0
   steps = 0
+  /** So many of the last ones were turns of event loops, and nothing else. */
+  turns = 0
   readonly processes: Array<Process> = []
   readonly choices: Choices
   readonly server: Server
@@ -315,6 +317,7 @@ export class World {
     if (options.length === 0) return undefined
     this.steps++
     const option = this.#chosen(options, label)
+    this.turns = option.is === "run" ? this.turns + 1 : 0
     // What follows from it stands behind it.
     const line = this.note("process" in option ? option.process.name : "redis", "")
     const happening = this.#happen(option, options.length === 1)
