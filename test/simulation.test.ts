@@ -132,10 +132,12 @@ layer(Simulation.layer, { excludeTestServices: true })("Simulation", (it) => {
 
   it.effect("finds a program that runs in circles", () =>
     Effect.gen(function*() {
-      const program = ({ isStopping }: Simulation.Process) =>
+      const ending = ({ isStopping }: Simulation.Process) =>
         Effect.gen(function*() {
           while (!isStopping()) yield* Effect.yieldNow
         })
+      yield* Simulation.explore(() => ({ program: ending }), { processes: 1, schedules: 2 })
+      const program = () => Effect.forever(Effect.yieldNow)
       const failed = yield* Effect.flip(Simulation.explore(() => ({ program }), { processes: 1, schedules: 2 }))
       assert.match(failed.reason, /runs in circles/)
     }), 20_000)
@@ -216,6 +218,44 @@ layer(Simulation.layer, { excludeTestServices: true })("Simulation", (it) => {
       }
     }))
 
+  it.effect("executes commands of programs as Redis does, but for time and chance", () =>
+    Effect.gen(function*() {
+      const answers: Array<unknown> = []
+      const ask = (command: string, ...args: ReadonlyArray<string | number>) =>
+        Effect.flatMap(Redis.Redis, (redis) => redis.send(command, ...args)).pipe(
+          Effect.catchTag("RedisError", ({ message }) => Effect.succeed(message)),
+          Effect.map((answer) => answers.push(answer))
+        )
+      yield* Simulation.run(() =>
+        Effect.gen(function*() {
+          yield* ask("XADD", "x", "5-1", "field", "*")
+          yield* ask("xadd", "x", "NOMKSTREAM", "MAXLEN", "~", 10, "*", "LIMIT", "*")
+          yield* ask("XRANGE", "x", "-", "+")
+          yield* ask("SADD", "s", "b", "a")
+          yield* ask("SRANDMEMBER", "s")
+          yield* ask("SRANDMEMBER", "s", -3)
+          yield* ask("SET", "k", "v", "PX", 100)
+          yield* ask("RENAME", "k", "other")
+          yield* ask("SET", "k", "v", "EX", 0)
+          yield* Effect.sleep("200 millis")
+          yield* ask("GET", "other")
+          yield* ask("FLUSHALL")
+        }), { processes: 1, faults: [], steps: 0 })
+      assert.deepStrictEqual(answers.slice(0, 8), [
+        "5-1",
+        "1800000000000-0",
+        [["5-1", ["field", "*"]], ["1800000000000-0", ["LIMIT", "*"]]],
+        2,
+        "a",
+        ["a", "b", "a"],
+        "OK",
+        "OK"
+      ])
+      assert.match(String(answers[8]), /SET with the error ERR/)
+      assert.isNull(answers[9])
+      assert.match(String(answers[10]), /cannot be simulated/)
+    }))
+
   it.effect("refuses what programs write while Redis is full, and says what cannot be simulated", () =>
     Effect.gen(function*() {
       const reasons = new Set<string>()
@@ -242,17 +282,21 @@ layer(Simulation.layer, { excludeTestServices: true })("Simulation", (it) => {
 
   it.effect("starts no program again that has ended, and forgets no failure in a crash", () =>
     Effect.gen(function*() {
-      let starts = 0
-      const once = ({ now }: Simulation.Process) =>
-        Effect.suspend(() => {
-          if (now() === 0) starts++
-          return Effect.sleep("1 milli")
-        })
-      const { schedules } = yield* Simulation.explore(() => ({ program: once }), { schedules: 5, faultEvery: 5 })
-      assert.strictEqual(starts, schedules * 3)
-      const failing = Effect.andThen(Effect.sleep("10 millis"), Effect.fail("always"))
       for (const seed of [1, 2, 3, 4, 5]) {
-        const failed = yield* Effect.flip(Simulation.run(() => failing, { seed, faults: ["cut"], faultEvery: 5 }))
+        const starts = [0, 0]
+        // The first one ends at once.
+        const program = ({ isStopping, place }: Simulation.Process) =>
+          Effect.gen(function*() {
+            starts[place]!++
+            while (place > 0 && !isStopping()) yield* Effect.sleep(1)
+          })
+        const options = { seed, processes: 2, faults: ["crash"], faultEvery: 5, steps: 100 } as const
+        yield* Simulation.run(program, options)
+        assert.strictEqual(starts[0], 1)
+        assert.isAbove(starts[1]!, 1)
+        const failing = (process: Simulation.Process) =>
+          process.place === 0 ? Effect.fail("always") : Effect.andThen(Effect.sleep("20 millis"), program(process))
+        const failed = yield* Effect.flip(Simulation.run(failing, options))
         assert.include(failed.reason, "always")
         assert.match(failed.story.at(-1)!, /: fails: .*always/)
       }

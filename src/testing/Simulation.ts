@@ -293,7 +293,7 @@ const whole = (value: number, what: string, least: number, most: number): number
   return value
 }
 
-const millis = (input: Duration.Input, what: string): number => {
+const durationOf = (input: Duration.Input, what: string): number => {
   const value = millisIn(input)
   if (!(value >= 0)) throw new RangeError(`${what} must be a duration`)
   return value
@@ -315,9 +315,9 @@ const settingsOf = (options: Options): Settings => {
     cluster,
     steps: whole(steps, "steps", 0, 1_000_000),
     faults,
-    every: whole(faultEvery, "faultEvery", 1, 1_000_000),
-    calm: millis(options.calm ?? "2 seconds", "calm"),
-    patience: millis(options.patience ?? "1 minute", "patience")
+    every: whole(faultEvery, "faultEvery", 2, 1_000_000),
+    calm: durationOf(options.calm ?? "2 seconds", "calm"),
+    patience: durationOf(options.patience ?? "1 minute", "patience")
   }
 }
 
@@ -382,7 +382,11 @@ interface Failure {
   readonly kind: string
 }
 
-const failureOf = ({ endless, failed, failure, hung, stuck }: Outcome, patience: number): Failure | undefined => {
+const failureOf = (
+  { defect, endless, failed, failure, hung, stuck }: Outcome,
+  patience: number
+): Failure | undefined => {
+  if (defect !== undefined) return { reason: defect, kind: "defect" }
   if (failure !== undefined) return { reason: failure, kind: "invariant" }
   if (endless !== undefined) return { reason: endless, kind: "endless" }
   const exit = failed?.exit

@@ -301,7 +301,7 @@ export const simulate = async (
   )
   const outcome = await simulation.run()
   const { anomalies } = judged(outcome, records, simulation.world.delays, settings.lease)
-  const failure = outcome.failure ?? outcome.endless
+  const failure = outcome.defect ?? outcome.failure ?? outcome.endless
   const failed = failure === undefined ? [] : [{ check: "schedule", detail: failure, holds: [] }]
   simulation.world.now += longAfter
   const left = lasting(await simulation.world.server.keys())

@@ -63,8 +63,7 @@ export const command = (name: string, args: ReadonlyArray<string | number>): Cal
 const withCode = (message: string): string => /^[A-Z]+ /.test(message) ? message : `ERR ${message}`
 
 // It is no answer to a simulated process.
-const lost = (cause: unknown): Promise<never> =>
-  Promise.reject(new Error("The Redis of the simulation has failed", { cause }))
+const lost = (cause: unknown): Error => new Error("The Redis of the simulation has failed", { cause })
 
 export class Machine {
   readonly #connection: Connection
@@ -95,7 +94,9 @@ export class Machine {
           (reply as ReadonlyArray<readonly [name: string, arity: number, flags: Iterable<string>] | null>)[0]?.[2]
         const all = new Set(flags)
         return { grows: all.has("denyoom"), callable: !all.has("noscript") }
-      }, lost)
+      }, (cause) => {
+        throw lost(cause)
+      })
       this.#traits.set(name, found)
     }
     return found
@@ -106,7 +107,7 @@ export class Machine {
     if (waiting.length === 0) return
     this.#waiting = []
     const failed = (cause: unknown) => {
-      for (const { reject } of waiting) lost(cause).catch(reject)
+      for (const { reject } of waiting) reject(lost(cause))
     }
     // The command that is sent first is executed first.
     if (!this.#loaded) {

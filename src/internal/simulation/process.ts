@@ -199,13 +199,12 @@ export class Process implements Scheduler.Scheduler, Scheduler.SchedulerDispatch
       topology: connections.topology,
       server: { flavor: "redis", version: "unknown" },
       send: (command, ...args) =>
-        Effect.tryPromise({
-          try: async () => {
-            checkShared(command, args)
-            await connected
-            return await commands.send(command, args, commandTimeout) as never
-          },
-          catch: (cause) => cause as RedisError
+        Effect.suspend(() => {
+          checkShared(command, args)
+          return Effect.tryPromise({
+            try: () => connected.then(() => commands.send(command, args, commandTimeout) as Promise<never>),
+            catch: (cause) => cause as RedisError
+          })
         }),
       connect: () => Effect.die(absent("connect")),
       state: Effect.sync(commands.state),

@@ -22,8 +22,9 @@ export interface Member {
 
 export interface Options {
   readonly seed: number
-  /** The choices of a schedule that is repeated, or the course of one that is shortened. */
+  /** The choices of a schedule that is repeated. */
   readonly choices?: ReadonlyArray<number> | undefined
+  /** Instead of choices: the course of a schedule that is shortened. */
   readonly course?: Course | undefined
   readonly processes: number
   /** Whether Redis is a cluster. Default `false`. */
@@ -52,7 +53,7 @@ export interface Options {
   readonly signal?: AbortSignal | undefined
 }
 
-// More turns of event loops, and nothing else, are without end.
+// Programs that were asked to end, and do not within so many turns of their event loops, with nothing else, never do.
 const mostTurns = 50_000
 
 /** The outcome of a schedule. */
@@ -65,6 +66,8 @@ export interface Outcome {
   readonly steps: number
   /** The answer of the check. */
   readonly failure: string | undefined
+  /** The log line of a handler of the actor that has failed. */
+  readonly defect: string | undefined
   /** That it would take too many steps. */
   readonly endless: string | undefined
   /** A program that has failed. */
@@ -84,6 +87,7 @@ export class Simulation {
   readonly #options: Options
   #stopping = false
   #failure: string | undefined = undefined
+  #defect: string | undefined = undefined
   #endless: string | undefined = undefined
   #failed: Member | undefined = undefined
   #stuck = false
@@ -118,6 +122,7 @@ export class Simulation {
     world.choices.endGiven()
     await this.#until(last, () => isCalm(healed, world.now))
     this.#stopping = true
+    world.turns = 0
     const until = world.now + patience
     await this.#until(last, () => world.now >= until || this.#hung().length === 0)
     const { incidents, members } = this
@@ -128,6 +133,7 @@ export class Simulation {
       now: world.now,
       steps: world.steps,
       failure: this.#failure,
+      defect: this.#defect,
       endless: this.#endless,
       failed: this.#failed,
       hung: this.#isOver() ? [] : this.#hung(),
@@ -189,16 +195,19 @@ export class Simulation {
     const happened = await this.world.step(label)
     const found = this.#options.check?.()
     const violation = typeof found === "object" ? await found : found
-    this.#failure ??= this.world.server.defect ?? violation
-    if (this.#failure !== undefined) this.world.note("check", this.#failure)
+    this.#failure ??= violation
+    this.#defect ??= this.world.server.defect
+    const wrong = this.#defect ?? this.#failure
+    if (wrong !== undefined) this.world.note("check", wrong)
     return happened
   }
 
   async #until(last: number, isOver: () => boolean): Promise<void> {
     const { world } = this
     while (!this.#isOver() && !isOver()) {
-      if (world.turns >= mostTurns) {
-        this.#endless = `nothing has happened but ${mostTurns} turns of event loops: a program runs in circles`
+      if (this.#stopping && world.turns >= mostTurns) {
+        this.#endless =
+          `${mostTurns} turns of event loops, and nothing else, have ended no program: one runs in circles`
       } else if (world.steps >= last) {
         this.#endless = `the schedule has not ended ${this.#options.mostSteps} steps after all was healed`
       } else if (await this.#step() === undefined) {
@@ -210,7 +219,7 @@ export class Simulation {
 
   #isOver(): boolean {
     const { signal } = this.#options
-    const failure = this.#failure ?? this.#endless ?? this.#failed
+    const failure = this.#failure ?? this.#defect ?? this.#endless ?? this.#failed
     return failure !== undefined || signal?.aborted === true
   }
 

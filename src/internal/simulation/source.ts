@@ -60,6 +60,18 @@ local function far(at) return string.format('%d', ${never} + at) end
 local function isOne(reply) return reply == 1 end
 local function isDone(reply) return reply and not (type(reply) == 'table' and reply.err) end
 
+-- A key that gets another name keeps its deadline.
+local function rename(name)
+  special[name] = function(run, key, other, ...)
+    local reply = run(name, key, other, ...)
+    local at = other and redis.call('PEXPIRETIME', other) or -1
+    if at >= 0 then due(other, at - ${never}) end
+    return reply
+  end
+end
+rename('RENAME')
+rename('RENAMENX')
+
 local function expire(name, unit)
   special[name] = function(run, key, time, ...)
     local at = tonumber(time) and deadlines[unit](time)
@@ -77,7 +89,8 @@ local function options(...)
   local given, at = { ... }, nil
   for index = 1, #given - 1 do
     local unit = deadlines[string.upper(given[index])]
-    if unit and tonumber(given[index + 1]) then
+    -- Redis refuses others.
+    if unit and (tonumber(given[index + 1]) or 0) > 0 then
       at = unit(given[index + 1])
       given[index], given[index + 1] = 'PXAT', far(at)
       break
@@ -104,7 +117,7 @@ end
 
 local function set(name, unit)
   special[name] = function(run, key, time, value)
-    local at = value and tonumber(time) and deadlines[unit](time)
+    local at = value and (tonumber(time) or 0) > 0 and deadlines[unit](time)
     if not at then return run(name, key, time, value) end
     return expiring(key, at, isDone, run, 'SET', key, value, 'PXAT', far(at))
   end
@@ -125,28 +138,45 @@ rest('TTL', function(at) return math.floor((left(at) + 500) / 1000) end)
 rest('PEXPIRETIME', function(at) return at end)
 rest('EXPIRETIME', function(at) return math.floor(at / 1000) end)
 
+-- The first ones, for random ones.
 special.SRANDMEMBER = function(run, key, count)
-  local members, few = run('SMEMBERS', key), {}
+  local members, some = run('SMEMBERS', key), {}
+  if members.err then return members end
   table.sort(members)
-  for at = 1, math.min(#members, count) do few[at] = members[at] end
-  return few
+  if not count then return members[1] or false end
+  count = tonumber(count)
+  -- Of fewer than none, one can come several times.
+  local wanted = count < 0 and #members > 0 and -count or math.min(#members, count)
+  for at = 1, wanted do some[at] = members[(at - 1) % #members + 1] end
+  return some
+end
+
+-- The place of the id among the arguments behind the key.
+local function idIn(args)
+  local function is(at, word) return args[at] and string.upper(args[at]) == word end
+  local at = is(1, 'NOMKSTREAM') and 2 or 1
+  if is(at, 'MAXLEN') or is(at, 'MINID') then
+    at = at + 1
+    if is(at, '=') or is(at, '~') then at = at + 1 end
+    at = at + 1
+    if is(at, 'LIMIT') then at = at + 2 end
+  end
+  return at
 end
 
 special.XADD = function(run, key, ...)
   notes[#notes + 1] = 'w' .. key
-  local fields = { ... }
-  for at = 1, #fields do
-    if fields[at] == '*' then
-      local last = redis.pcall('XINFO', 'STREAM', key)
-      local ms = math.floor(now / 1000)
-      for info = 1, #last, 2 do
-        if last[info] == 'last-generated-id' then ms = math.max(ms, tonumber(string.match(last[info + 1], '^%d+'))) end
-      end
-      fields[at] = string.format('%d', ms) .. '-*'
-      break
+  local args = { ... }
+  local id = idIn(args)
+  if args[id] == '*' then
+    local last = redis.pcall('XINFO', 'STREAM', key)
+    local ms = math.floor(now / 1000)
+    for info = 1, #last, 2 do
+      if last[info] == 'last-generated-id' then ms = math.max(ms, tonumber(string.match(last[info + 1], '^%d+'))) end
     end
+    args[id] = string.format('%d', ms) .. '-*'
   end
-  return run('XADD', key, unpack(fields))
+  return run('XADD', key, unpack(args))
 end
 
 -- A script cannot reach keys of a slot that is leaving its server when they are not there.
