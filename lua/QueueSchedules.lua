@@ -14,6 +14,7 @@
 -- `delayed` has "@<name>" with the next tick; with infinity if the schedule waits for ticks, or for the queue to be resumed.
 
 local NEVER = '+inf'
+-- With few ticks left, a schedule asks for more when it rings. Of rare ones it never has more.
 local MOST_PLANS, FEW_TICKS, MOST_TICKS, MOST_MISSED = 1024, 8, 256, 100
 -- A tick that is later than this was missed, in ms. So was a tick that is due together with the next one.
 local PUNCTUAL = 60000
@@ -151,7 +152,7 @@ handlers['queue.schedule'] = function(ctx, key, id, name, times, shape, body, ev
   plan.missed, plan.member = missed, claimOf(ctx, id)
   call('HSET', queue.schedules, 'd' .. name, times .. '\n' .. shape .. '\n' .. body)
   writePlan(ctx, queue, name, plan)
-  return reply('scheduled', plan.version, plan.last, ctx.now, needsTicks(ctx, plan))
+  return reply('scheduled', plan.version, plan.last, ctx.now, isShort(ctx, plan))
 end
 
 -- queue.ticks: gives a schedule all ticks behind `last`, in order. Nothing changes when its times were replaced, or it was given

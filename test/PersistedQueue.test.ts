@@ -287,7 +287,7 @@ layer(TestServer.layer, live)("a persisted queue", (it) => {
         assert.strictEqual(yield* promptly(Fiber.join(taking), "it"), 2)
         yield* shows({ dead: 1, active: 0 })
         const [letter] = yield* Stream.runCollect(below.deadLetters)
-        assert.include(letter!.error, "maxAttempts is 1 here, and 2 have failed")
+        assert.include(letter!.error, "had 2 attempts, and maxAttempts is 1 here")
         yield* Fiber.interrupt(refusing)
       })))
 

@@ -5,6 +5,7 @@ import { type Coordinator, Queue } from "../src/index.ts"
 import type { Request } from "../src/internal/actor/outbox.ts"
 import type { Place } from "../src/internal/hold/place.ts"
 import { type Caller, Callers } from "../src/internal/queue/callers.ts"
+import { elapsed } from "./support/awake.ts"
 import { type BehindLine, behindLine } from "./support/behindLine.ts"
 import { eventually } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, node, TestServer } from "./support/live.ts"
@@ -256,10 +257,10 @@ layer(TestServer.layer, live)("the wait for a result", (it) => {
         yield* shows(other, { delayed: 20 })
         yield* line.refuse
         yield* line.closeAll
-        assert.strictEqual((yield* Effect.flip(queue.offer(4))).reason._tag, "Timeout")
-        const began = performance.now()
+        assert.include(["NotConnected", "Timeout"], (yield* Effect.flip(queue.offer(4))).reason._tag)
+        const began = Date.now()
         yield* Effect.forEach(many, (fiber) => Fiber.interrupt(fiber))
-        assert.isBelow(performance.now() - began, 2000)
+        assert.isBelow(elapsed(began), 2000)
         yield* line.pass
         yield* shows(other, { delayed: 0 })
         // Of one whose offer is on its way, the answer comes after the offer was given up.

@@ -1289,7 +1289,7 @@ layer(TestServer.layer, live)("the result of a job", (it) => {
         assert.strictEqual(outcomeOf(yield* promptly(awaiting, "the outcome")), "expired")
         const two = yield* queue.offer(2, { ...expires, result: true })
         yield* promptly(Stream.runDrain(other.job(two.id).progress), "the end of its progress")
-        const three = yield* queue.offer(3, expires)
+        const three = yield* queue.offer(3, { ...expires, result: true })
         const behind = Effect.exit(other.execute(4, { after: [three.id], onFailure: "skip" }))
         assert.strictEqual(outcomeOf(yield* promptly(behind, "the outcome of the job behind it")), "skipped")
         const full = yield* on(a!, make({ limits: { length: 1 } }))

@@ -312,7 +312,7 @@ it.live("a Cluster one of whose primaries hangs keeps its connections to the oth
     // It serves two partitions or more.
     const victim = [...owners].sort((a, b) => servedBy(b).length - servedBy(a).length)[0]!
     yield* Effect.scoped(Effect.gen(function*() {
-      const options = { namespace, partitions, lease: "15 seconds", requestTimeout: "500 millis" } as const
+      const options = { namespace, partitions, lease: "15 seconds", requestTimeout: "2 seconds" } as const
       const { contexts: [context] } = yield* coordinators(nodes, options, 1)
       yield* Effect.gen(function*() {
         const suspended = new Set<number>()
@@ -327,7 +327,7 @@ it.live("a Cluster one of whose primaries hangs keeps its connections to the oth
         yield* victim.pause
         // Meanwhile there are always requests to the others on their way.
         const working = yield* Effect.forkChild(Effect.forever(
-          Effect.forEach(others, (key) => within(Lock.withLock(Effect.void, key), 2000, key), { concurrency: 20 })
+          Effect.forEach(others, (key) => within(Lock.withLock(Effect.void, key), 5000, key), { concurrency: 20 })
         ))
         // Their deadlines pass together, and each of them doubts the connection.
         const late = yield* Effect.forEach(

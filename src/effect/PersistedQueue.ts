@@ -218,9 +218,8 @@ class Takers {
     const { maxAttempts } = taker.options
     // The process that had its last attempt has died, or would have allowed more.
     if (attempt > maxAttempts) {
-      return Effect.fail(
-        crashes > 0 ? "The process has died" : `maxAttempts is ${maxAttempts} here, and ${attempt - 1} have failed`
-      )
+      const died = crashes === 0 ? "" : `, with which ${crashes} processes have died`
+      return Effect.fail(`The element had ${attempt - 1} attempts${died}, and maxAttempts is ${maxAttempts} here`)
     }
     this.#waiting.delete(taker)
     this.#given.add(taker)

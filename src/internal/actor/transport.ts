@@ -162,7 +162,7 @@ export class Transport {
     return coordinatorError(late ? new RedisError({ reason: new Timeout({ command }) }) : cause, key)
   }
 
-  /** As `late`, of a request that waits behind one that the cause is about. */
+  /** As `late`, of a request that was not sent: the cause is about others. */
   unsent(key: string | undefined, cause: RedisError): CoordinatorError {
     const { reason } = cause
     if (reason._tag !== "ConnectionLost") return this.late(key, cause)

@@ -362,7 +362,7 @@ class Conductor {
           `the job has added to its flow what does not fit: node ${JSON.stringify(reply[1])} ${
             added?.some(([name]) => name === reply[1])
               ? "is there already"
-              : "is not there, or waits for its predecessors no more: `before` cannot name it"
+              : "is not there, or no longer waits for its predecessors, so `before` cannot name it"
           }`
         ])
         : Effect.void)

@@ -42,10 +42,11 @@ export interface RequestOptions<A, V extends Verb = Verb> {
   readonly weight?: number | undefined
   /** It is a part of a wait or of a hold: while Redis is away it goes on, rather than fails. */
   readonly waits?: boolean | undefined
-  /** While Redis is away it fails as others do, and is executed later all the same: its `answered` is called. */
-  readonly persists?: boolean | undefined
-  /** As a part of an end it persists, and its caller waits no longer than others: see `Channel.patience`. */
-  readonly ends?: boolean | undefined
+  /**
+   * While Redis is away it fails as others do, and is executed later all the same: its `answered` is called. The caller of the end of
+   * something waits for `Channel.patience` at most.
+   */
+  readonly persists?: boolean | "end" | undefined
   /** It was asked before, so it is no new work: however many requests wait, it is not refused. */
   readonly again?: boolean | undefined
 }
@@ -62,8 +63,8 @@ export const request = <V extends Verb, A = never>(
 ): Effect.Effect<ReplyOf<V> | A, CoordinatorError> =>
   Effect.callback((resume) => {
     const { key, tenancy: { channel, kernel } } = target
-    const { again, answered, ends = false, following, moot, others, refused, session, waits = false, weight } = options
-    const { persists = ends } = options
+    const { again, answered, following, moot, others, persists = false, refused, session, waits = false, weight } =
+      options
     if (kernel.isClosing()) return resume(Effect.fail(channel.closedError()))
     const asking = {
       verb,
@@ -85,13 +86,14 @@ export const request = <V extends Verb, A = never>(
         resume(Effect.fail(error))
       },
       expire: waits ? undefined : (error: CoordinatorError) => {
-        asking.cancelled = !persists
+        asking.cancelled = persists === false
         resume(Effect.fail(error))
       },
       cancelled: false
     }
     channel.outbox.request<V>(asking)
-    const patience = ends ? channel.patience() : kernel.settings.requestTimeout
+    if (persists !== "end") return
+    const patience = channel.patience()
     const late = () => resume(Effect.fail(kernel.transport.late(key)))
     if (patience === 0) late()
     else if (patience < kernel.settings.requestTimeout) kernel.io.after(patience, late)

@@ -97,14 +97,13 @@ export class Handle<in out A, in out S, in out E> implements JobHandle<A, S, E> 
   }
 
   /**
-   * Removes the job, with `unbegun` if it was never attempted. At the end of what wants it, the request is executed when Redis is back,
-   * though its caller waits no longer than that end may take.
+   * Removes the job, with `unbegun` if it was never attempted. As a part of an end, the request persists: see `RequestOptions`.
    */
   cancelled(
     { ends = false, unbegun = false }: { readonly ends?: boolean; readonly unbegun?: boolean } = {}
   ): Effect.Effect<boolean, QueueError> {
     return Effect.map(
-      failing(request(this.#home.place, "queue.cancel", [this.#name, unbegun], { ends })),
+      failing(request(this.#home.place, "queue.cancel", [this.#name, unbegun], { persists: ends && "end" })),
       ([tag]) => tag === "cancelled"
     )
   }

@@ -76,10 +76,10 @@ class Cluster implements ClusterConnection {
   #revival: Timer | undefined
   // Connections to nodes on which a step of the handshake was refused.
   readonly #refused = new WeakSet<IoRedis.Redis>()
-  // Nodes that let a deadline pass since the last reset: those are the ones that a reset cuts off. Whether any other node did, which
+  // Nodes that let a deadline pass since the last reset: those are the ones that a reset cuts off. Whether an unknown node did, which
   // ioredis has chosen by itself.
   readonly #suspects = new Set<string>()
-  #isAnySuspect = false
+  #isUnknownSuspect = false
   // The next look for the owners of slots, how many there have been in a row, and when the last one was.
   #chase: Timer | undefined
   #chased = 0
@@ -96,7 +96,7 @@ class Cluster implements ClusterConnection {
       dispatch: (command) => this.client.sendCommand(command),
       onExpired: (command) => {
         const owner = command.getKeys().length === 0 ? undefined : ownerOf(this.client, command.getSlot())
-        if (owner === undefined) this.#isAnySuspect = true
+        if (owner === undefined) this.#isUnknownSuspect = true
         else this.#suspects.add(`${owner.host}:${owner.port}`)
       }
     })
@@ -170,12 +170,12 @@ class Cluster implements ClusterConnection {
     if (this.#suspects.size > 0) {
       // Commands in flight to these nodes reject when their sockets close; the others are not disturbed.
       this.#destroy((node) => this.#suspects.has(hostPort(node)))
-    } else if (this.#isAnySuspect) {
+    } else if (this.#isUnknownSuspect) {
       this.#inFlight.rejectAll(fail(new ConnectionLost({ address: this.#options.address, detail: "reset" })))
       this.#destroy(() => true)
     }
     this.#suspects.clear()
-    this.#isAnySuspect = false
+    this.#isUnknownSuspect = false
   }
 
   readonly close = async (): Promise<void> => {
