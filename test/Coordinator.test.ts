@@ -88,6 +88,15 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("C
           assert.isAbove((yield* Metric.value(Metrics.requests)).count, 10)
           assert.strictEqual((yield* Metric.value(Metrics.waits)).count, 2)
           assert.isAtLeast((yield* Metric.value(Metrics.losses("unknown"))).count, 1)
+          const closed = (program: Effect.Effect<unknown, unknown, Coordinator.Coordinator>) =>
+            Effect.scoped(
+              Effect.flatMap(
+                node(server.url, { namespace: freshNamespace() }),
+                (other) => Effect.provideContext(program, other)
+              )
+            ).pipe(Effect.andThen(Metric.value(Metrics.losses("closed"))), Effect.map(({ count }) => count))
+          assert.strictEqual(yield* closed(Lock.withLock(Effect.void, "a")), 0)
+          assert.strictEqual(yield* closed(holding("a")), 1)
           assert.isAbove((yield* Metric.value(Metrics.batchSize)).count, 5)
           assert.isAbove((yield* Metric.value(Metrics.roundTrip)).count, 5)
           yield* eventually(Effect.map(Metric.value(Metrics.holds), ({ value }) => value === 0))

@@ -36,9 +36,10 @@ export const kernelMetrics = (context: Context.Context<never>): Hooks["metrics"]
       held--
       Metrics.holdTime.updateUnsafe(millis, context)
     },
+    // Each session of a coordinator ends when it is closed, and most hold nothing then.
+    closing: () => Metrics.losses("closed").updateUnsafe(1, context),
     lost: (reason, holds) => {
-      // Each session of a coordinator ends with that.
-      if (reason !== "closed" || holds > 0) Metrics.losses(reason).updateUnsafe(1, context)
+      if (reason !== "closed") Metrics.losses(reason).updateUnsafe(1, context)
       Metrics.holds.modifyUnsafe(held - holds, context)
       held = 0
     },

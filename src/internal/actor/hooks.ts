@@ -32,6 +32,8 @@ export interface Metrics {
   readonly timedOut: () => void
   readonly granted: () => void
   readonly released: (millis: number) => void
+  /** A session is closed under holds. */
+  readonly closing: () => void
   readonly lost: (reason: LossReason, holds: number) => void
   readonly overrun: (holds: number) => void
   readonly published: (events: number) => void

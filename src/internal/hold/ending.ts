@@ -94,6 +94,7 @@ export class Ending {
       }
     }
     const held = entries.filter(isHeld)
+    if (held.length > 0) this.#kernel.hooks.metrics.closing()
     // A request that ends a hold says more than its loss.
     for (const hold of held) if (!hold.concluding) hold.lose("closed")
     watchOverruns(this.#kernel, channel.margin, held)
