@@ -390,7 +390,7 @@ class ElectionImpl<A> implements Election<A> {
     return this.#inTerm("election.nominate", Effect.succeed(id), (tag, term) =>
       tag === "gone"
         ? Effect.fail(fail(new CandidateGone({ ...this.#about, candidate: id })))
-        : surrender(this.#place, term, "resigned"))
+        : surrender(this.#place, [term], "resigned"))
   }
 
   get isLeader(): Effect.Effect<boolean> {

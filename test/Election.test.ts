@@ -16,6 +16,7 @@ import {
 } from "../src/index.ts"
 import { apart } from "../src/internal/hold/holding.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
+import { elapsed } from "./support/awake.ts"
 import { assertUnanswered, behindLine } from "./support/behindLine.ts"
 import { eventually } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, type Node, node, TestServer, withNode } from "./support/live.ts"
@@ -203,6 +204,23 @@ layer(TestServer.layer, live)("a leader", (it) => {
           yield* promptly(theirs.lead(Effect.void), "another")
         }))
       })))
+
+  it.effect("resigns in a finalizer of its term without waiting for itself", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const mine = yield* electionOn(a!, "a")
+        const began = Date.now()
+        let rounds = 0
+        const error = yield* Effect.flip(
+          mine.leadForever(
+            Effect.suspend(() => ++rounds === 4 ? Effect.fail("enough") : Effect.ensuring(Effect.void, mine.resign))
+          )
+        )
+        assert.strictEqual(error, "enough")
+        // The margin is as long.
+        assert.isBelow(elapsed(began), 1500)
+        assert.isTrue(Option.isNone(yield* mine.leader))
+      }), { lease: "15 seconds", margin: "1500 millis" }))
 
   it.effect("hands over to the candidate that it chooses, with a larger term, or not at all", () =>
     several(3, ([a, b, c], namespace, server) =>

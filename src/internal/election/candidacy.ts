@@ -27,7 +27,7 @@ export class Candidacy {
     this.#terms.add(term)
     this.#tell({ _tag: "Acquired", lease: term })
     // It was waited for in a scope of its own, which may stay open.
-    if (this.#closed) void this.#place.space.kernel.io.run(surrender(this.#place, term, "closed"))
+    if (this.#closed) void this.#place.space.kernel.io.run(surrender(this.#place, [term], "closed"))
     const lost = () => this.#tell({ _tag: "Lost", lease: term, reason: term.loss ?? "resigned" })
     term.onLoss(lost)
     return () => {
@@ -58,12 +58,7 @@ export class Candidacy {
   }
 
   #end(reason: "resigned" | "closed"): Effect.Effect<void> {
-    return Effect.suspend(() =>
-      Effect.forEach([...this.#terms], (term) => surrender(this.#place, term, reason), {
-        concurrency: "unbounded",
-        discard: true
-      })
-    )
+    return Effect.suspend(() => surrender(this.#place, [...this.#terms], reason))
   }
 }
 

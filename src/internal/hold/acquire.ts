@@ -402,13 +402,21 @@ export const limit = ({ channel, space: { kernel } }: Place, hold: Hold, maxHold
   })
 
 /**
- * Gives a hold up that others may use: the programs under it are interrupted. It is released when they have ended, or after
- * the margin. Another call meanwhile waits for the same.
+ * Gives holds up that others may use: the programs under them are interrupted. Each is released when these have ended, or after
+ * the margin. Another call meanwhile waits for the same. A program under a hold that goes on, as a finalizer, would wait for itself.
  */
-export const surrender = (place: Place, hold: Hold, reason: "resigned" | "closed"): Effect.Effect<void> =>
-  Effect.promise(() => {
-    if (hold.active) hold.surrendering = givingUp(place, hold, reason)
-    return hold.surrendering ?? Promise.resolve()
+export const surrender = (
+  place: Place,
+  holds: ReadonlyArray<Hold>,
+  reason: "resigned" | "closed"
+): Effect.Effect<void> =>
+  Effect.withFiber((fiber) => {
+    const own = holds.find((hold) => findHold(fiber, place) === hold && !isDetached(fiber, hold))
+    const waits = holds.filter((hold) => hold !== own)
+    return Effect.promise(async () => {
+      for (const hold of holds) if (hold.active) hold.surrendering = givingUp(place, hold, reason)
+      await Promise.all(waits.map(({ surrendering }) => surrendering))
+    })
   })
 
 // No fiber: the one that asks for it may be the one that is interrupted.
