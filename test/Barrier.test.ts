@@ -6,6 +6,7 @@ import { Barrier, Coordinator, Lease, Lock, Metrics } from "../src/index.ts"
 import { library } from "../src/internal/actor/lua.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
 import { actor, client } from "./support/actor.ts"
+import { awake, elapsed } from "./support/awake.ts"
 import { departed } from "./support/departed.ts"
 import { runs } from "./support/effort.ts"
 import { eventually } from "./support/eventually.ts"
@@ -55,6 +56,24 @@ layer(TestServer.layer, live)("a barrier", (it) => {
           })
           assert.strictEqual(yield* barriers[0]!.arrived, 0)
         }
+      })))
+
+  it.effect("notifies a party whose connection is lost when its time is over that its generation passed", () =>
+    several(2, ([, b], namespace, server) =>
+      Effect.gen(function*() {
+        const line = yield* proxy(server)
+        const far = yield* node(line.url, { namespace, partitions: 1, lease: "30 seconds" })
+        const [one, two] = [yield* barrierOn(far, 2), yield* barrierOn(b!, 2)]
+        const begun = Date.now()
+        const first = yield* Effect.forkChild(one.await("a", { wait: "500 millis" }))
+        yield* arrived(two, 1)
+        yield* line.refuse
+        yield* line.closeAll
+        assert.deepStrictEqual((yield* two.await("b")).contributions, ["a", "b"])
+        yield* awake(Math.max(0, 550 - elapsed(begun)))
+        yield* pending(first)
+        yield* line.pass
+        assert.deepStrictEqual((yield* promptly(Fiber.join(first), "the pass")).contributions, ["a", "b"])
       })))
 
   it.effect("notifies a party whose time is over that its generation passed, and waits for an action that has begun", () =>

@@ -155,41 +155,56 @@ const asking = <E>(
 // While Redis does not answer, this much longer than its time a wait can last, in milliseconds.
 const mostGrace = 1000
 
-// Its process received no outcome before the wait was over.
+// Its process received no outcome before the wait was over. The connection, or the session, may be replaced at this moment: then the next
+// one asks.
 const departing = <E>(
-  { channel, key, space: { kernel: { io, transport } }, tenancy }: Place,
+  { channel, key, space: { kernel: { io } }, tenancy }: Place,
   entry: Entry,
   departure: Departure,
   timeout: Effect.Effect<never, E>,
   fail: (error: CoordinatorReason) => E
 ): Effect.Effect<Settled, E> =>
   Effect.callback((resume) => {
-    const { session } = entry
-    const over = () => resume(timeout)
-    if (session === undefined || session.lost !== undefined) return over()
-    if (channel.away || !transport.commands.isReady()) return over()
-    const grace = io.after(mostGrace, over)
-    onSettled(entry, fail, (result) => {
+    const patience = Math.min(mostGrace, channel.patience())
+    // Redis has never heard of it, or has been away for long.
+    if (entry.session === undefined || patience === 0) return resume(timeout)
+    let isOver = false
+    const end = (result: Effect.Effect<Settled, E>) => {
+      isOver = true
       grace.cancel()
       resume(result)
+    }
+    const over = () => end(timeout)
+    const grace = io.after(patience, over)
+    onSettled(entry, fail, end)
+    // Behind the claims, which ask in the next session first.
+    const again = () => void channel.opened().then(ask, over)
+    const ask = () => {
+      const { session } = channel
+      if (isOver) return
+      if (session === undefined) return again()
+      channel.outbox.request({
+        verb: departure.verb,
+        key,
+        args: [entry.id, ...departure.args] as never,
+        session,
+        urgent: true,
+        moot: again,
+        fail: over,
+        expire: over,
+        settle: (reply) => {
+          const told = isOver ? "later" : departure.told(entry.id, reply)
+          if (told === "departed") over()
+          else if (told !== "later") tenancy.heard(session, told)
+        }
+      })
+    }
+    if (entry.session.lost === undefined) ask()
+    else again()
+    return Effect.sync(() => {
+      isOver = true
+      grace.cancel()
     })
-    channel.outbox.request({
-      verb: departure.verb,
-      key,
-      args: [entry.id, ...departure.args] as never,
-      session,
-      urgent: true,
-      moot: over,
-      fail: over,
-      expire: over,
-      settle: (reply) => {
-        grace.cancel()
-        const told = departure.told(entry.id, reply)
-        if (told === "departed") over()
-        else if (told !== "later") tenancy.heard(session, told)
-      }
-    })
-    return Effect.sync(() => grace.cancel())
   })
 
 /** Gives a claim up that was not granted, if asking for it has failed. */
