@@ -253,7 +253,7 @@ local function chargeOf(state, group)
 end
 
 -- A party does not wait any more: that breaks its generation, or the generation goes on without it.
-local function quit(ctx, key, state, owner, why)
+local function quit(ctx, key, state, owner)
   local value = call('HGET', ctx.items, owner)
   if not value then return end
   local place, departure, _, arrival = match(value, ARRIVAL)
@@ -268,7 +268,7 @@ local function quit(ctx, key, state, owner, why)
   end
   if departure == 'b' and (runs or not state.runner) then
     local group = presentOf(ctx, state)
-    if runs or place <= group[#group].place then return breakUp(ctx, key, state, 1, why) end
+    if runs or place <= group[#group].place then return breakUp(ctx, key, state, 1, runs and 'action' or 'left') end
   end
   call('HDEL', ctx.items, owner)
   state.arrived, state.all = state.arrived - 1, nil
@@ -302,7 +302,7 @@ local function sweep(ctx, key, state)
     local one = all[index]
     local ended = endOf(ctx, holderOf(one.owner))
     if ended == 'expired' then
-      quit(ctx, key, state, one.owner, 'left')
+      quit(ctx, key, state, one.owner)
       if state.generation ~= generation then return false end
     else
       unsure = unsure or ended ~= nil
@@ -439,7 +439,7 @@ handlers['barrier.depart'] = function(ctx, key, id, arrival)
   local value = state and call('HGET', ctx.items, owner)
   if not value then return state and verdict(key, state, arrival) or '["departed"]' end
   if state.runner and tonumber(match(value, '^%S+')) <= state.bound then return '["acting"]' end
-  quit(ctx, key, state, owner, 'left')
+  quit(ctx, key, state, owner)
   advance(ctx, key, state)
   saveBarrier(ctx, key, state)
   return '["departed"]'
@@ -506,8 +506,7 @@ reapers.barrier = function(ctx, key, session, id)
   if not state then return end
   local value = call('HGET', ctx.items, owner)
   if value then
-    local _, _, _, arrival = match(value, ARRIVAL)
-    quit(ctx, key, state, owner, state.runner == arrival and 'action' or 'left')
+    quit(ctx, key, state, owner)
   elseif member then
     call('HDEL', key, 'o' .. owner)
     state.members = state.members - 1
@@ -515,7 +514,7 @@ reapers.barrier = function(ctx, key, session, id)
     for index = 1, #all do
       local one = all[index]
       local _, _, _, _, joined = match(one.value, ARRIVAL)
-      if joined == id and holderOf(one.owner) == session then quit(ctx, key, state, one.owner, 'left') end
+      if joined == id and holderOf(one.owner) == session then quit(ctx, key, state, one.owner) end
     end
   else
     return

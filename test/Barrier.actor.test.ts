@@ -104,7 +104,7 @@ class BarrierModel extends Mail {
     this.#conclude(["broken", this.generation, this.due - here, why])
   }
 
-  depart(one: Arrival, why: string): void {
+  depart(one: Arrival): void {
     const at = this.arrivals.indexOf(one)
     if (at < 0) return
     const runs = this.runner === one
@@ -112,7 +112,7 @@ class BarrierModel extends Mail {
       one.gone = true
     } else if (!one.withdraws && (runs || this.runner === undefined && at < this.due)) {
       // One that has come in excess is of a later generation, and breaks none.
-      this.#break(1, why)
+      this.#break(1, runs ? "action" : "left")
     } else {
       this.arrivals.splice(at, 1)
       if (!runs) return
@@ -128,7 +128,7 @@ class BarrierModel extends Mail {
     for (const one of [...this.arrivals]) {
       const dead = this.dead.get(one.session)
       if (dead === "expired") {
-        this.depart(one, "left")
+        this.depart(one)
       } else {
         present++
         unsure ||= dead !== undefined
@@ -180,7 +180,7 @@ class BarrierModel extends Mail {
   leave(session: string, claim: string): void {
     const one = this.find(session, claim)
     if (one === undefined) return
-    this.depart(one, this.runner === one ? "action" : "left")
+    this.depart(one)
     this.advance()
   }
 
@@ -189,14 +189,14 @@ class BarrierModel extends Mail {
     const one = this.find(session, claim)
     if (one === undefined) return this.verdict(id) ?? ["departed"]
     if (this.runner !== undefined && this.arrivals.indexOf(one) < this.due) return ["acting"]
-    this.depart(one, "left")
+    this.depart(one)
     this.advance()
     return ["departed"]
   }
 
   leaveMember(session: string, member: string): void {
     for (const one of [...this.arrivals]) {
-      if (one.session === session && one.member === member && !one.gone) this.depart(one, "left")
+      if (one.session === session && one.member === member && !one.gone) this.depart(one)
     }
   }
 
