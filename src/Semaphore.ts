@@ -624,7 +624,8 @@ export interface ServiceClass<in out Self, in out Name extends string>
  * @since 0.1.0
  */
 export const Service =
-  <Self>() => <const Name extends string>(name: Name, options: Options | AttachOptions): ServiceClass<Self, Name> =>
+  <Self>() =>
+  <const Name extends string>(name: Name, options: Options | AttachOptions = {}): ServiceClass<Self, Name> =>
     service<Self, "Semaphore", Name, Semaphore, SemaphoreError, Coordinator | Scope.Scope>(
       "Semaphore",
       name,
