@@ -61,6 +61,7 @@ import { coordinatorReasons } from "./internal/actor/errors.ts"
 import type { Requests } from "./internal/actor/lua.ts"
 import * as acquiring from "./internal/hold/acquire.ts"
 import type { Refusal } from "./internal/hold/claim.ts"
+import type { Departure } from "./internal/hold/departing.ts"
 import { Hold } from "./internal/hold/hold.ts"
 import { describe, LeaseLost, WaitTimeout } from "./internal/hold/loss.ts"
 import type { Membership } from "./internal/hold/membership.ts"
@@ -260,7 +261,7 @@ interface Progress extends Known {
   generation: number
 }
 
-const departing = (arrival: string): acquiring.Departure<"barrier.depart"> => ({
+const departing = (arrival: string): Departure<"barrier.depart"> => ({
   verb: "barrier.depart",
   args: [arrival],
   told: (id, reply) =>

@@ -55,6 +55,7 @@ import { Coordinator } from "./Coordinator.ts"
 import { coordinatorReasons } from "./internal/actor/errors.ts"
 import * as acquiring from "./internal/hold/acquire.ts"
 import type { Argument } from "./internal/hold/claim.ts"
+import type { Departure } from "./internal/hold/departing.ts"
 import type { Hold } from "./internal/hold/hold.ts"
 import { describe, LeaseLost, WaitTimeout } from "./internal/hold/loss.ts"
 import { InvalidPayload, type Payload, payload } from "./internal/hold/payload.ts"
@@ -207,7 +208,7 @@ type Use<B, E, R> = (hold: Hold, restore: acquiring.Restore) => Effect.Effect<B,
 
 const ignore = () => {}
 
-const withdrawing: acquiring.Departure<"rendezvous.withdraw"> = {
+const withdrawing: Departure<"rendezvous.withdraw"> = {
   verb: "rendezvous.withdraw",
   args: [],
   told: (id, reply) =>

@@ -229,10 +229,7 @@ export class Outbox implements Sender {
     const { transport } = this.#options
     for (const request of (this.#inFlight ?? []).filter(due)) this.#expire(request, transport.late(request.key))
     for (const request of this.#queue.filter(due)) {
-      this.#expire(
-        request,
-        request.forwarded === true ? transport.late(request.key) : transport.unsent(request.key, cause)
-      )
+      this.#expire(request, transport.late(request.key, request.forwarded === true ? undefined : cause, true))
       if (request.queued === true && request.cancelled === true) this.#discard(request)
     }
   }

@@ -155,18 +155,17 @@ export class Transport {
     return addressOf(prefix, this.connections.topology === "cluster", session, id)
   }
 
-  /** Why a request is not waited for any longer. `cause` is what keeps Redis from answering, where that is known. */
-  late(key: string | undefined, cause?: RedisError): CoordinatorError {
+  /**
+   * Why a request is not waited for any longer. `cause` is what keeps Redis from answering, where that is known; it is about others if
+   * this one was never sent.
+   */
+  late(key: string | undefined, cause?: RedisError, unsent = false): CoordinatorError {
     const command = this.connections.features.functions ? "FCALL" : "EVALSHA"
-    const late = cause === undefined || cause.reason._tag === "Timeout"
-    return coordinatorError(late ? new RedisError({ reason: new Timeout({ command }) }) : cause, key)
-  }
-
-  /** As `late`, of a request that was not sent: the cause is about others. */
-  unsent(key: string | undefined, cause: RedisError): CoordinatorError {
-    const { reason } = cause
-    if (reason._tag !== "ConnectionLost") return this.late(key, cause)
-    const { address, detail } = reason
+    if (cause === undefined || cause.reason._tag === "Timeout") {
+      return coordinatorError(new RedisError({ reason: new Timeout({ command }) }), key)
+    }
+    if (!unsent || cause.reason._tag !== "ConnectionLost") return coordinatorError(cause, key)
+    const { address, detail } = cause.reason
     return coordinatorError(new RedisError({ reason: new NotConnected({ address, detail }) }), key)
   }
 

@@ -10,7 +10,8 @@ import * as Scope from "effect/Scope"
 import type { CoordinatorReason } from "../actor/errors.ts"
 import type { Requests } from "../actor/lua.ts"
 import type { Verb } from "../actor/transport.ts"
-import type { Argument, Claim, ClaimVerb, Entry, LeaveVerb, Outcome, Refusal } from "./claim.ts"
+import type { Argument, Claim, ClaimVerb, Entry, LeaveVerb, Refusal } from "./claim.ts"
+import { departing, type Departure, onSettled, type Settled } from "./departing.ts"
 import { Hold } from "./hold.ts"
 import { findHold, isDetached, note, under } from "./holding.ts"
 import { type LeaseLost, WaitTimeout } from "./loss.ts"
@@ -34,8 +35,6 @@ export type Release = "awaited" | "background"
 /** Why something cannot be held. */
 export type Failure = CoordinatorReason | LeaseLost | WaitTimeout
 
-type Settled = Exclude<Outcome, readonly ["failed", ...any]>
-
 /** A claim, and its result where the actor refuses it and the refusal is no error. */
 export interface Acquire<E, A = undefined> extends Claim {
   readonly place: Place
@@ -47,14 +46,6 @@ export interface Acquire<E, A = undefined> extends Claim {
   readonly refuse: (refusal: Refusal) => Effect.Effect<A, E>
   /** When its wait is over, the actor has the last word: asked so, it ends the wait, or says what has come of that. */
   readonly departure?: Departure | undefined
-}
-
-export interface Departure<V extends Verb = Verb> {
-  readonly verb: V
-  /** Behind the id. */
-  readonly args: ReadonlyArray<string>
-  /** The answer about the claim: that its wait is over, what came before that, or that an event follows. */
-  told(id: string, reply: Requests[V]["reply"]): "departed" | "later" | ReadonlyArray<unknown>
 }
 
 const ignore = () => {}
@@ -112,19 +103,6 @@ export const leaving = (hold: Hold): Effect.Effect<void> => Effect.suspend(() =>
 // Acquire
 // -----------------------------------------------------------------------------
 
-/** Called once, with the outcome of a request. */
-const onSettled = <E>(
-  entry: Entry,
-  fail: (error: CoordinatorReason) => E,
-  told: (result: Effect.Effect<Settled, E>) => void
-): void => {
-  entry.settle = (outcome) => {
-    // A hold must not keep the effects of its request.
-    entry.settle = ignore
-    told(outcome[0] === "failed" ? Effect.fail(fail(outcome[1].reason)) : Effect.succeed(outcome))
-  }
-}
-
 /**
  * Asks, and waits for the outcome. After any failure on the way, also an interruption at the very moment of the grant, the
  * claim must not outlive it, see `forsake`.
@@ -151,61 +129,6 @@ const asking = <E>(
     Effect.suspend(() => settled ?? departing(place, entry, departure, timeout, fail))
   return restore(within(asked, place, wait, fail, late))
 }
-
-// While Redis does not answer, this much longer than its time a wait can last, in milliseconds.
-const mostGrace = 1000
-
-// Its process received no outcome before the wait was over. The connection, or the session, may be replaced at this moment: then the next
-// one asks.
-const departing = <E>(
-  { channel, key, space: { kernel: { io } }, tenancy }: Place,
-  entry: Entry,
-  departure: Departure,
-  timeout: Effect.Effect<never, E>,
-  fail: (error: CoordinatorReason) => E
-): Effect.Effect<Settled, E> =>
-  Effect.callback((resume) => {
-    const patience = Math.min(mostGrace, channel.patience())
-    // Redis has never heard of it, or has been away for long.
-    if (entry.session === undefined || patience === 0) return resume(timeout)
-    let isOver = false
-    const end = (result: Effect.Effect<Settled, E>) => {
-      isOver = true
-      grace.cancel()
-      resume(result)
-    }
-    const over = () => end(timeout)
-    const grace = io.after(patience, over)
-    onSettled(entry, fail, end)
-    // Behind the claims, which ask in the next session first.
-    const again = () => void channel.opened().then(ask, over)
-    const ask = () => {
-      const { session } = channel
-      if (isOver) return
-      if (session === undefined) return again()
-      channel.outbox.request({
-        verb: departure.verb,
-        key,
-        args: [entry.id, ...departure.args] as never,
-        session,
-        urgent: true,
-        moot: again,
-        fail: over,
-        expire: over,
-        settle: (reply) => {
-          const told = isOver ? "later" : departure.told(entry.id, reply)
-          if (told === "departed") over()
-          else if (told !== "later") tenancy.heard(session, told)
-        }
-      })
-    }
-    if (entry.session.lost === undefined) ask()
-    else again()
-    return Effect.sync(() => {
-      isOver = true
-      grace.cancel()
-    })
-  })
 
 /** Gives a claim up that was not granted, if asking for it has failed. */
 export const forsake = (entry: Entry, exit: Exit.Exit<unknown, unknown>): undefined => {

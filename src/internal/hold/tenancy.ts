@@ -325,11 +325,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
     for (const entry of this.#claims.values()) {
       const { place, question } = entry.claim
       if (question !== true || entry.state !== "idle" && entry.state !== "queued" || entry.askedAt > before) continue
-      const { transport } = this.kernel
-      this.expired(
-        entry,
-        entry.state === "idle" ? transport.unsent(place.key, cause) : transport.late(place.key, cause)
-      )
+      this.expired(entry, this.kernel.transport.late(place.key, cause, entry.state === "idle"))
     }
   }
 
