@@ -13,7 +13,7 @@ import type { Verb } from "../actor/transport.ts"
 import type { Argument, Claim, ClaimVerb, Entry, LeaveVerb, Refusal } from "./claim.ts"
 import { departing, type Departure, onSettled, type Settled } from "./departing.ts"
 import { Hold } from "./hold.ts"
-import { findHold, isDetached, note, under } from "./holding.ts"
+import { findHold, isDetached, isInside, note, under } from "./holding.ts"
 import { type LeaseLost, WaitTimeout } from "./loss.ts"
 import { Membership, type Observer } from "./membership.ts"
 import { watchOverruns } from "./overruns.ts"
@@ -349,8 +349,7 @@ export const surrender = (
   reason: "resigned" | "closed"
 ): Effect.Effect<void> =>
   Effect.withFiber((fiber) => {
-    const own = holds.find((hold) => findHold(fiber, place) === hold && !isDetached(fiber, hold))
-    const waits = holds.filter((hold) => hold !== own)
+    const waits = holds.filter((hold) => !isInside(fiber, hold))
     return Effect.promise(async () => {
       for (const hold of holds) if (hold.active) hold.surrendering = givingUp(place, hold, reason)
       await Promise.all(waits.map(({ surrendering }) => surrendering))

@@ -158,6 +158,11 @@ export const isDetached = (fiber: AnyFiber, hold: Hold): boolean => {
   }
 }
 
+/** Whether a program that the hold protects waits for the fiber, or is the fiber's own. */
+export const isInside = (fiber: AnyFiber, hold: Hold): boolean =>
+  innermostOf(fiber.getRef(Holdings), (one) => one.hold === hold && one.body !== undefined) !== undefined &&
+  !isDetached(fiber, hold)
+
 // The last one of two is the inner one.
 const innermost = (fiber: AnyFiber, isMeant: (hold: Hold) => boolean): Hold | undefined => {
   const at = innermostOf(fiber.getRef(Holdings), ({ hold }) => hold.active && isMeant(hold))

@@ -72,8 +72,9 @@ export interface Outcome {
   readonly endless: string | undefined
   /** A program that has failed. */
   readonly failed: Member | undefined
-  /** Processes that did not end; and whether nothing could happen any more. */
+  /** Processes that did not end. */
   readonly hung: ReadonlyArray<Member>
+  /** Nothing could happen any more. */
   readonly stuck: boolean
   /** The events so far: one line for each step. */
   readonly trace: () => ReadonlyArray<string>
