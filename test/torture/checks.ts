@@ -168,6 +168,9 @@ export const exclusive = (
   return found
 }
 
+// Less than Redis takes to answer, in microseconds.
+const atOnce = 100
+
 /**
  * A waiter that has queued for a while is granted before later ones. Tokens tell the order of grants, except that a process takes a share
  * that it has kept with a smaller token: a waiter that was inside before that share was asked for did not wait behind it.
@@ -178,7 +181,11 @@ export const fifo = (holds: ReadonlyArray<Hold>, run: Run): ReadonlyArray<Anomal
   const waiters: Array<Hold> = []
   let earliest = Number.POSITIVE_INFINITY
   for (const hold of [...granted(holds)].sort((a, b) => b.token! - a.token!)) {
-    const isBehind = (waiter: Hold) => waiter.asked + slack < hold.asked && waiter.entered! > hold.asked
+    // A process that keeps a lock may not have heard yet that another one waits for it.
+    const isDeaf = (waiter: Hold) =>
+      hold.entered! - hold.asked < atOnce && isDisturbed(run, hold.client, waiter.asked, hold.asked)
+    const isBehind = (waiter: Hold) =>
+      waiter.asked + slack < hold.asked && waiter.entered! > hold.asked && !isDeaf(waiter)
     const first = hold.asked > earliest + slack ? waiters.find(isBehind) : undefined
     if (first !== undefined) {
       found.push({
@@ -211,9 +218,6 @@ interface State {
 
 // For one that did not wait, a process was asked to release what it kept. Timers may be early, and times are in microseconds.
 const hasQueued = ({ asked, ended }: Hold): boolean => ended! - asked > 0.9 * patience * 1000
-
-// Less than Redis takes to answer, in microseconds.
-const atOnce = 100
 
 /** One order of takes and releases explains what all clients saw. Not asked after Redis has forgotten something. */
 export const linearizable = (holds: ReadonlyArray<Hold>, capacity: number, run: Run): ReadonlyArray<Anomaly> => {
