@@ -366,6 +366,14 @@ export class Channel implements Beating, First, Guarded {
     return transport.connections.topology === "cluster" ? requestTimeout / partitions : 0
   }
 
+  /** Calls back when an end has waited for its request for long enough, if that is before the request fails. */
+  whenImpatient(f: () => void): void {
+    const { io, settings: { requestTimeout } } = this.#office
+    const patience = this.patience()
+    if (patience === 0) f()
+    else if (patience < requestTimeout) io.after(patience, f)
+  }
+
   // While Redis is away, questions that have waited for long enough fail.
   #expire(): void {
     const { io, isClosed, settings } = this.#office

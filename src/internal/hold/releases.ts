@@ -22,10 +22,7 @@ export class Releases {
     entry.releasing = releasing
     const channel = this.#channel()
     channel.outbox.request(releasing)
-    const { io, settings: { requestTimeout } } = this.#kernel
-    const patience = channel.patience()
-    if (patience === 0) releasing.settle()
-    else if (patience < requestTimeout) io.after(patience, () => releasing.settle())
+    channel.whenImpatient(() => releasing.settle())
   }
 
   /** A release could not be answered. */

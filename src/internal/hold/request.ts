@@ -92,11 +92,7 @@ export const request = <V extends Verb, A = never>(
       cancelled: false
     }
     channel.outbox.request<V>(asking)
-    if (persists !== "end") return
-    const patience = channel.patience()
-    const late = () => resume(Effect.fail(kernel.transport.late(key)))
-    if (patience === 0) late()
-    else if (patience < kernel.settings.requestTimeout) kernel.io.after(patience, late)
+    if (persists === "end") channel.whenImpatient(() => resume(Effect.fail(kernel.transport.late(key))))
   })
 
 /** Reads a plain key of the partition, with the deadline and the errors of a question. */

@@ -100,10 +100,10 @@ export class Handle<in out A, in out S, in out E> implements JobHandle<A, S, E> 
    * Removes the job, with `unbegun` if it was never attempted. As a part of an end, the request persists: see `RequestOptions`.
    */
   cancelled(
-    { ends = false, unbegun = false }: { readonly ends?: boolean; readonly unbegun?: boolean } = {}
+    { persists = false, unbegun = false }: { readonly persists?: "end" | false; readonly unbegun?: boolean } = {}
   ): Effect.Effect<boolean, QueueError> {
     return Effect.map(
-      failing(request(this.#home.place, "queue.cancel", [this.#name, unbegun], { persists: ends && "end" })),
+      failing(request(this.#home.place, "queue.cancel", [this.#name, unbegun], { persists })),
       ([tag]) => tag === "cancelled"
     )
   }

@@ -289,7 +289,7 @@ export class Shard<in out A, in out S, in out E> extends Operations<A> implement
     const result = awaited(options.result || this.#options.result || true, this.#space.kernel.settings.lease)
     // A job that was there already is also that of others.
     const cancel = ({ duplicate, id }: Offered) =>
-      duplicate || onInterrupt === "continue" ? Effect.void : Effect.ignore(this.job(id).cancelled({ ends: true }))
+      duplicate || onInterrupt === "continue" ? Effect.void : Effect.ignore(this.job(id).cancelled({ persists: "end" }))
     // An offer may wait for room for long, so it can be interrupted too.
     const offer = this.#offer(
       payload,
