@@ -36,8 +36,8 @@ export const onSettled = <E>(
 const mostGrace = 1000
 
 /**
- * Its process received no outcome before the wait was over. The connection, or the session, may be replaced at this moment: then the next
- * one asks.
+ * The process of the claim received no outcome before the wait was over, so it asks for the last word. If the connection, or the session,
+ * is replaced at this moment, the next one asks.
  */
 export const departing = <E>(
   { channel, key, space: { kernel: { io } }, tenancy }: Place,

@@ -46,7 +46,7 @@ local deadlines = {
   PXAT = function(millis) return tonumber(millis) end
 }
 
--- Redis is told a deadline in the far future, and the simulator the real one, if the command has set it.
+-- A command tells Redis a deadline in the far future. This note tells the simulator the real one, if the command has set it.
 local function due(key, at) notes[#notes + 1] = 'x' .. string.format('%d', at) .. ' ' .. key end
 
 local function expiring(key, at, isSet, run, ...)
