@@ -166,6 +166,30 @@ layer(TestServer.layer, live)("a connection", (it) => {
         }), { concurrency: "unbounded", discard: true })
     }))
 
+  it.effect("doubts the reader when the connection for commands was half-open", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const namespace = freshNamespace()
+      yield* Effect.scoped(Effect.gen(function*() {
+        const line = yield* proxy(server)
+        const options = { namespace, partitions: 1, lease: "1 minute", requestTimeout: "300 millis" } as const
+        const mine = yield* node(line.url, options)
+        const other = yield* node(server.url, options)
+        const held = yield* Effect.provideContext(holding("a"), other)
+        const reading = yield* line.once((request) => request.name === "XREAD", "pass")
+        const waiting = yield* Effect.forkChild(Lock.withLock(Effect.void, "a").pipe(Effect.provideContext(mine)))
+        yield* waits(server, namespace, "lock:a", 1)
+        yield* reading
+        // What is open is silent from here on.
+        yield* Effect.andThen(line.blackhole, line.pass)
+        yield* held.leave
+        yield* eventually(Effect.map(fields(server, namespace, "lock:a", "h"), (holds) => holds === 1))
+        yield* Lock.withLock(Effect.void, "b").pipe(Effect.provideContext(mine))
+        yield* within(Fiber.join(waiting), 500, "the wake-up")
+      }))
+      yield* assertEmpty(server, namespace)
+    }))
+
   it.effect("makes a new reader also when that takes longer than a heartbeat", () =>
     Effect.gen(function*() {
       const server = yield* TestServer

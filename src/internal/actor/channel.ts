@@ -267,7 +267,20 @@ export class Channel implements Beating, First, Guarded {
     if (session !== undefined && !session.expireIfDue()) this.outbox.request(this.#renewal(session))
   }
 
-  #renewal(session: Session, answered: () => void = ignore): Request<"session.renew"> {
+  /**
+   * Renews it on a new connection for commands. A read of the mailbox that was sent before may be on a connection that is as dead as the
+   * former one, without being noticed.
+   */
+  readonly reconnected = (): void => {
+    const { session } = this
+    if (session === undefined || session.expireIfDue()) return
+    const since = this.#office.io.now()
+    this.outbox.request(this.#renewal(session, (posted) => {
+      if (posted > session.read) this.#reader().doubt(since)
+    }))
+  }
+
+  #renewal(session: Session, answered: (posted: number) => void = ignore): Request<"session.renew"> {
     const { io } = this.#office
     const [askedAt, askedAtWall] = [io.now(), io.wall()]
     return {
@@ -277,7 +290,7 @@ export class Channel implements Beating, First, Guarded {
       urgent: true,
       moot: ignore,
       settle: (reply) => {
-        answered()
+        answered(reply[1])
         this.#informed(session, askedAt, askedAtWall, reply)
       },
       fail: (error) => this.#office.hooks.log("Warn", `a renewal in ${this.prefix} was refused`, error)

@@ -104,7 +104,7 @@ export class Kernel implements Office {
     let first = true
     this.#unsubscribe = connections.commands.onReady(() => {
       // Every reconnect asks at once, so that a roll-back is noticed in a round trip and not at the next renewal.
-      if (!first) { for (const channel of this.channels()) channel.renew() }
+      if (!first) { for (const channel of this.channels()) channel.reconnected() }
       first = false
     })
   }
