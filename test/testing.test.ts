@@ -206,6 +206,33 @@ it("the checks excuse a node that has failed unseen, when all its workers can ha
   assert.deepStrictEqual(found(conducted([awaited("failed")], lost(3))), ["states"])
 })
 
+it("the checks excuse a handler that was begun on a cancelled job, when its news can be late", () => {
+  const id = "run 0"
+  const cancelled = hold({
+    asked: 5e6,
+    kind: "flow await",
+    key: flowName,
+    told: [["awaits", id], ["result", id, "cancelled"]].map((what) => ({ at: 9e6, what }))
+  })
+  const begun = (change: Partial<Hold>) =>
+    hold({
+      asked: 9.5e6,
+      ended: 9.6e6,
+      kind: "flow handle",
+      key: flowName,
+      told: [{ at: 9.5e6, what: ["handles", id, 0, "node", "job", 6000] }],
+      ...change
+    })
+  const started = hold({ asked: 1e6, kind: "flow start", key: flowName, told: [{ at: 1e6, what: ["starts", id] }] })
+  const judged = (change: Partial<Hold>, disturbed: Run["disturbed"] = new Map()) =>
+    found(conducted([started, cancelled, begun(change)], { ...run, disturbed }))
+  assert.deepStrictEqual(judged({}), ["early"])
+  assert.deepStrictEqual(judged({ outcome: "interrupted" }), [])
+  assert.deepStrictEqual(judged({ asked: 9.1e6, ended: 9.15e6 }), [])
+  assert.deepStrictEqual(judged({ client: "b" }, new Map([["a", [{ from: 8e6, to: 9e6 }]]])), ["early"])
+  assert.deepStrictEqual(judged({ client: "a" }, new Map([["a", [{ from: 8e6, to: 9e6 }]]])), [])
+})
+
 it("a free lock that was found busy has no explanation", () => {
   const busy = hold({
     asked: 100,

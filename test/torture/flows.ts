@@ -3,7 +3,7 @@
  * what its jobs are, and what their handlers do.
  */
 import { createHash } from "node:crypto"
-import { type Anomaly, expirations, isLost, overlaps, type Run } from "./checks.ts"
+import { type Anomaly, expirations, isDisturbed, isLost, overlaps, type Run } from "./checks.ts"
 import type { Hold } from "./history.ts"
 import { groupedBy, mostCrashes, toldOf } from "./queues.ts"
 import { forgot } from "./states.ts"
@@ -204,8 +204,16 @@ const isLate = ({ deaths, run }: Facts, { hold }: Handling): boolean =>
   isLost(run, hold.client, hold.asked - run.lease, (hold.ended ?? hold.asked) + run.lease) ||
   hold.outcome === undefined && hold.asked > (deaths.get(hold.client) ?? Number.POSITIVE_INFINITY) - run.lease
 
-/** Whether a handler may have begun on a job that was cancelled on its way: the news of that come behind the job. */
-const isRevoked = ({ hold: { outcome } }: Handling): boolean => outcome === "interrupted"
+// In microseconds: how long the news that a job is cancelled take to a worker that nothing disturbs.
+const newsOnTheWay = 200_000
+
+/**
+ * Whether a handler may have begun on a job that was cancelled by that time. The news of that come behind the job, and on another
+ * connection: a short handler can end before they come.
+ */
+const isRevoked = ({ run }: Facts, { hold: { asked, client, ended, outcome } }: Handling, by: number): boolean =>
+  outcome === "interrupted" ||
+  ended !== undefined && (ended < by + newsOnTheWay || isDisturbed(run, client, asked - run.lease, ended))
 
 /** Whether something may have kept Redis from receiving what an attempt came to, before the next one. */
 const isUntold = (
@@ -390,7 +398,7 @@ const results = (facts: Facts): ReadonlyArray<Anomaly> => {
   })
   const ended = results.flatMap(({ at, hold, words: [tag] }) => {
     const later = handled.filter((one) =>
-      one.hold.asked > at && !isLate(facts, one) && (tag === "done" || !isRevoked(one))
+      one.hold.asked > at && !isLate(facts, one) && (tag === "done" || !isRevoked(facts, one, at))
     )
     return later.length === 0 ? [] : wrong("early", "was over before its last job began", [hold, ...holdsOf(later)])
   })
@@ -417,7 +425,7 @@ const undone = (facts: Facts): ReadonlyArray<Anomaly> => {
       return wrong("with a result that it did not have", of(handled, "node", one.node))
     }
     const later = of(handled, "node").filter((other) =>
-      other.hold.asked > one.hold.asked && !isLate(facts, other) && !isRevoked(other)
+      other.hold.asked > one.hold.asked && !isLate(facts, other) && !isRevoked(facts, other, one.hold.asked)
     )
     if (later.length > 0) return wrong("before the last node began", later)
     const first = undos.slice(at + 1).filter((other) =>
