@@ -590,11 +590,11 @@ export const bugs: { readonly [name: string]: Bug } = {
     faults: ["cut"],
     lua: [["local byRate = allowedByRate(ctx, queue)", "local byRate = MOST.handed"]]
   },
-  // Now and then jobs are handed out though the queue is paused.
+  // Jobs are handed out though the queue is paused.
   unpaused: {
     only: ["queue"],
     faults: ["cut"],
-    lua: [["while queue.paused == 0 do", "while queue.paused == 0 or ctx.micros % 2 == 0 do"]]
+    lua: [["while queue.paused == 0 do", "while true do"]]
   },
   // A schedule forgets some ticks that it has offered jobs of, and offers these again.
   repeatedTick: {
@@ -915,6 +915,7 @@ export const rareBugs: typeof bugs = {
   // The lease is counted from the reply, and not from the request.
   trustedFromReply: {
     only: ["lock"],
+    faults: ["pause", "lost requests"],
     sources: [[
       "internal/actor/channel.ts",
       "this.#renewed(session, sentAt, sentAtWall)\n    hooks.metrics",

@@ -350,7 +350,7 @@ const pausing = (client: Client, queue: Queue) => {
   return Effect.gen(function*() {
     yield* Effect.sleep(50 + client.random() ** 3 * 4000)
     // A process may have been killed before it resumed.
-    if (client.random() < 0.5 || client.stopping()) return yield* resumed
+    if (client.random() < 0.2 || client.stopping()) return yield* resumed
     yield* Effect.andThen(turned("pause"), Effect.sleep(100 + client.random() * 400)).pipe(
       Effect.ensuring(Effect.ignore(resumed))
     )
