@@ -10,6 +10,7 @@
 --   V I O M   `held`, for jobs of groups: see lua/QueueGroups.lua
 -- Fields of an entry: b <JSON>, and where the job has them: i <id of the producer's, or the first id of a job that was replayed>
 -- a <attempts> z <delays between them: src/internal/queue/delays.ts> t <timeout in ms>
+-- f <the first id of a job that was replayed, if it has one of its producer, too>
 -- e <ms after which it is not begun> r <if its outcome is kept: for how many ms> s <tick and name of its schedule> x <trace>
 -- k <the checkpoint of a job that was replayed> q <how it is deduplicated, a letter, and the id for that> g <group>.
 --
@@ -30,12 +31,14 @@
 --   a<job>             the members that wait for the outcome of a job: their claims
 --   y<job>             the subscriber of a job: lua/QueueErrands.lua
 --   j<job>             a cancelled job that keeps its slots: lua/QueueCancel.lua
+--   i<id>              of the id of a producer: the first id of its job, if that was replayed; `ids` has that, too
 --   x<id>              of an id for deduplication: the first job, and the job that is kept behind it
 --   q                  the list of workers that have credit and no job for it: their claims, in the order of their turns
 --   z                  of a queue with other shards: the workers to be told when there are jobs that no worker has credit for
 --   h                  the history by minutes: lua/QueueLists.lua
 --   e                  while `draining` is 1, the workers that are told when no job waits: their claims
 --   n                  the member that is asked for ticks when the member that gave them is dead
+--   l                  while a lower length than before is enforced: lua/QueueLimits.lua
 --   D D<name> E<...>   deques: lua/QueueStealing.lua
 -- `ids` has the ids that producers gave to jobs that are not done: the id of each job. `even` and `odd` have, in turns of
 -- `window` ms, i<id> and r<job> of jobs that are done: the job, and its outcome as JSON. They also have t<id> "<time> <job>" of jobs
@@ -151,7 +154,7 @@ local function readQueue(ctx, key, claim)
       queue[last], queue[AT[letter]], queue[DONE[letter]], queue[FULL[letter]] = 0, 0, 0, 0
     end
   end
-  queue.key, queue.known, queue.loaded, queue.fresh, queue.apart = key, packed and true, {}, {}, 0
+  queue.key, queue.known, queue.loaded, queue.fresh, queue.apart, queue.offered = key, packed and true, {}, {}, 0, 0
   if known then queue.loaded[claim] = workerFrom(claim, known) end
   for letter in pairs(LOWER) do queue[letter] = ctx.held end
   queue.u, queue.h, queue.n, queue.l = ctx.urgent, ctx.high, ctx.normal, ctx.low
@@ -292,12 +295,27 @@ local function noteIn(ctx, queue, field, value)
   queue.noted[field] = value
 end
 
+-- The id that a producer gave is not that of a job any more. Answers the first id of the job, if it was replayed.
+local function freeId(queue, given)
+  call('HDEL', queue.ids, given)
+  local first = queue.buried > 0 and call('HGET', queue.key, 'i' .. given)
+  if not first then return nil end
+  call('HDEL', queue.ids, first)
+  call('HDEL', queue.key, 'i' .. given)
+  return first
+end
+
 -- The id that a producer gave is free again when the job is done and the window has passed.
 local function releaseId(ctx, queue, given, job, deduped)
   if deduped and deduped ~= '' then extend.released(ctx, queue, deduped, job) end
   if not given or given == '' then return end
-  call('HDEL', queue.ids, given)
+  local first = freeId(queue, given)
   noteIn(ctx, queue, 'i' .. given, job)
+  if first then
+    noteIn(ctx, queue, 'i' .. first, job)
+    queue.firsts = queue.firsts or {}
+    queue.firsts[job] = first
+  end
   queue.named = ctx.now
 end
 
@@ -356,6 +374,8 @@ end
 
 local function removeJob(queue, letter, id)
   call('XDEL', queue[letter], id)
+  -- It may have kept finished jobs behind it from being trimmed.
+  if LAST[letter] then queue[DONE[letter]] = queue[DONE[letter]] + 1 end
   return call('XACK', queue[letter], JOBS, id)
 end
 
@@ -371,7 +391,7 @@ extend.remove = function(ctx, queue, letter, id, fields, outcome)
   dropNotes(ctx, queue, { letter .. id })
   if not fields then return end
   local given, deduped = fieldOf(fields, 'i'), fieldOf(fields, 'q')
-  if given then call('HDEL', queue.ids, given) end
+  if given then freeId(queue, given) end
   if deduped then extend.released(ctx, queue, deduped, letter .. id) end
   conclude(ctx, queue, letter .. id, nil, fieldOf(fields, 'r'), outcome)
 end

@@ -27,7 +27,7 @@ extend.duplicated = function(ctx, queue, wish, body)
   local job, letter, at, holder, count = jobHere(queue, name)
   if not job or mode == 's' then return job end
   -- The former may have been given back as if it had not begun; and one that is kept may have been promoted.
-  if mode == 'k' and kept ~= '' and select(5, jobHere(queue, kept)) == 0 then
+  if kept ~= '' and select(5, jobHere(queue, kept)) == 0 then
     setNote(queue, 'b' .. kept, body)
     return kept
   end

@@ -61,7 +61,7 @@ handlers['queue.groups'] = function(ctx, key, cursor, count)
   local parts, fields = {}, found[2]
   for at = 1, #fields, 2 do
     local state = unpackQueueGroup(fields[at + 1])
-    if state then
+    if state and state.waiting + state.delayed + state.active + state.paused > 0 then
       parts[#parts + 1] = '[' .. encoded(sub(fields[at], 2)) .. ',' .. text(state.waiting) .. ',' .. text(state.delayed)
         .. ',' .. text(state.active) .. ',' .. encoded(state.paused == 1) .. ']'
     end

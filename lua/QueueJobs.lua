@@ -105,7 +105,7 @@ handlers['queue.seek'] = function(ctx, key, name, before)
   local found = call('XREVRANGE', ctx.dead, before == '' and '+' or '(' .. before, '-', 'COUNT', SOUGHT)
   for _, entry in ipairs(found) do
     local last = fieldOf(entry[2], 'j')
-    if last == job or last == name or fieldOf(entry[2], 'i') == name then return reply('found', entry[1]) end
+    if last == job or last == name or fieldOf(entry[2], 'i') == name or fieldOf(entry[2], 'f') == name then return reply('found', entry[1]) end
   end
   if #found < SOUGHT then return MISSING end
   return reply('more', found[SOUGHT][1])

@@ -33,7 +33,8 @@ handlers['queue.replay'] = function(ctx, key, id)
   local fields = entryAt(queue.letters, id)
   if not fields then return MISSING end
   local former = fieldOf(fields, 'j')
-  local given = fieldOf(fields, 'i') or former
+  local given, first = fieldOf(fields, 'i') or former, nil
+  if given ~= former and not split(given) then first = fieldOf(fields, 'f') or former end
   if call('HGET', queue.ids, given) then return '["taken"]' end
   local group = fieldOf(fields, 'g')
   local letter = LOWER[sub(fieldOf(fields, 'j'), 1, 1)]
@@ -44,9 +45,10 @@ handlers['queue.replay'] = function(ctx, key, id)
   for place = 1, #fields, 2 do
     -- The letter's own fields end with the first one of the job.
     own = own or fields[place] == 'b'
-    if own and not find('eiq', fields[place], 1, true) then args[#args + 1], args[#args + 2] = fields[place], fields[place + 1] end
+    if own and not find('eifq', fields[place], 1, true) then args[#args + 1], args[#args + 2] = fields[place], fields[place + 1] end
   end
   args[#args + 1], args[#args + 2] = 'i', given
+  if first then args[#args + 1], args[#args + 2] = 'f', first end
   call('XADD', unpack(args))
   if group then
     holdJobs(queue, consumerOf(letter, RETURNED), { at })
@@ -55,7 +57,11 @@ handlers['queue.replay'] = function(ctx, key, id)
     queue[WAITING[letter]] = queue[WAITING[letter]] + 1
   end
   call('HSET', queue.ids, given, letter .. at)
-  if given ~= former then
+  if first then
+    call('HSET', queue.ids, first, letter .. at)
+    call('HSET', key, 'i' .. given, first)
+  end
+  if given ~= former and first ~= former then
     noteIn(ctx, queue, 'i' .. former, letter .. at)
     queue.named = ctx.now
   end

@@ -9,6 +9,8 @@
 -- Members whose jobs wait stand in a line, in the field `f`: their claims. `queued` counts them, and `told` is 1 when the first
 -- member was told of room. While there is a line, only the first member stores anything; then it goes to the end.
 -- Blocked jobs take no room and are stored whatever the length; `apart` counts those of a call.
+-- `offered` counts the other jobs that offers have stored in a call. No more than these make others go: jobs that are returned, replayed
+-- or unblocked wait beyond the length. A lower length than before makes all go that are beyond it, over several calls.
 
 local WAIT, DROP = 0, 2
 -- Of one call.
@@ -136,15 +138,34 @@ local function dropJobs(ctx, queue, excess)
   return excess - left
 end
 
+-- The length may be lower than before.
+extend.lower = function(queue)
+  queue.lowered = queue.overflow == DROP and queue.length > 0 and lengthOf(queue) > queue.length
+  if queue.lowered then call('HSET', queue.key, 'l', '') else call('HDEL', queue.key, 'l') end
+end
+
+-- At an alarm: whether that is still to be enforced.
+extend.lowering = function(queue)
+  queue.lowered = call('HEXISTS', queue.key, 'l') == 1
+end
+
 -- At the end of a call: tells the first member of the line of room, or removes the jobs beyond the length.
 extend.bound = function(ctx, queue)
   local room = queue.length - lengthOf(queue)
   if queue.overflow == DROP and queue.length > 0 and room < 0 then
-    queue.dropped = queue.dropped + dropJobs(ctx, queue, math.min(-room, MOST_DROPPED))
-    -- A job behind one of these may be able to begin.
-    if queue.workers > 0 then dispatchJobs(ctx, queue) end
-    return
+    local excess = math.min(-room, queue.lowered and MOST_DROPPED or queue.offered, MOST_DROPPED)
+    if excess > 0 then
+      local dropped = dropJobs(ctx, queue, excess)
+      queue.dropped, room = queue.dropped + dropped, room + dropped
+      -- A job behind one of these may be able to begin.
+      if queue.workers > 0 then dispatchJobs(ctx, queue) end
+    end
   end
+  if queue.lowered then
+    if queue.overflow == DROP and queue.length > 0 and room < 0 then return soonerDue(ctx, queue, ctx.now) end
+    call('HDEL', queue.key, 'l')
+  end
+  if queue.overflow == DROP and queue.length > 0 then return end
   -- The length was removed, or offers do not wait any more: the members of the line go on.
   if queue.length == 0 or queue.overflow ~= WAIT then room = 1 end
   if queue.queued == 0 or queue.told == 1 or room <= 0 then return end

@@ -357,6 +357,11 @@ handlers['queue.obliterate'] = function(ctx, key, behind)
   if not more then
     call('UNLINK', queue.letters, queue.ids, queue.schedules, queue.delays, queue.notebook)
     call('HDEL', key, 'h')
+    -- What is left there is done. Cancelled jobs whose handlers have not ended have no entries.
+    for letter in pairs(LAST) do
+      call('XTRIM', queue[letter], 'MAXLEN', '=', 0)
+      queue[DONE[letter]], queue[FULL[letter]] = 0, 0
+    end
     -- Known ids and outcomes stay where they are: the numbers of offers are there too, and no offer must be stored twice.
     queue.plans, queue.notes, queue.stacked, queue.expiring, queue.cleared, queue.recount = 0, 0, 0, 0, queue.number, true
     queue.completed, queue.buried, queue.expired, queue.dropped = 0, 0, 0, 0

@@ -90,6 +90,7 @@ end
 local function storeJobs(ctx, queue, values, shapes, claim)
   queue.stamp = math.max(queue.stamp, ctx.now)
   local first, place, at, known, holding = queue.number + 1, 0, 1, {}, {}
+  local apart = queue.apart
   local time, added, normal = text(queue.stamp) .. '-', queue.number, queue.n
   -- The next number is one more than the last one there, so Redis counts on: that spares a string.
   local onward, counted = time .. '*', -1
@@ -161,6 +162,7 @@ local function storeJobs(ctx, queue, values, shapes, claim)
     place = place + 1
   end
   queue.number = added
+  if claim ~= false then queue.offered = queue.offered + added - first + 1 - queue.apart + apart end
   holdAll(queue, holding)
   return first, known
 end

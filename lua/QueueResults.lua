@@ -18,6 +18,8 @@ extend.keepOutcome = function(ctx, queue, job, given, outcome, life)
   call('SET', resultKey(queue, 'r' .. job), outcome, 'PX', text(life))
   if given and given ~= '' and life > windowOf(queue) then
     call('SET', resultKey(queue, 'i' .. given), job, 'PX', text(life))
+    local first = queue.firsts and queue.firsts[job]
+    if first then call('SET', resultKey(queue, 'i' .. first), job, 'PX', text(life)) end
   end
   queue.kept = math.max(queue.kept, ctx.now + life)
 end

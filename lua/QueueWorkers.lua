@@ -51,6 +51,7 @@ handlers['queue.join'] = function(ctx, key, id, decided, limit, spacing, burst, 
       decided = decided
     }
     call('HSET', key, 'm', packQueuePolicy(queue.policy))
+    extend.lower(queue)
     if queue.grouped > 0 and extend.haveChanged(before, queue.policy) then extend.beginSweep(ctx, queue) end
   end
   queue.joined = true
@@ -354,6 +355,7 @@ alarms.queue = function(ctx, key)
   if queue.expiring > 0 then extend.expire(ctx, queue) end
   if #plans > 0 then extend.tickPlans(ctx, queue, plans) end
   if queue.sweep > 0 then extend.sweep(ctx, queue) end
+  if queue.length > 0 then extend.lowering(queue) end
   expectDelayed(ctx, queue)
   expectLetters(ctx, queue)
 end

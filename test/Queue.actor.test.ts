@@ -87,6 +87,8 @@ type Call = typeof call extends fc.Arbitrary<infer A> ? A : never
 interface Job {
   readonly value: number
   readonly given: string
+  /** The first id of one that was replayed, if its producer has given it another one. */
+  readonly first?: string | undefined
   readonly level: number
   attempts: number
   crashes: number
@@ -187,7 +189,8 @@ const model = (at: number, { nameOf, now, partition, rules: { limit, spacing } }
       assert.isDefined(job, `${id} was never offered`)
       assert.include(["waiting", "delayed"], job!.state, `${id} was handed out`)
       assert.strictEqual(value, job!.value)
-      assert.deepStrictEqual(more, job!.given === "" ? [] : ["i", job!.given])
+      const names = { i: job!.given || undefined, f: job!.first }
+      assert.deepStrictEqual(more, Object.entries(names).flatMap(([name, id]) => id === undefined ? [] : [name, id]))
       job!.attempts++
       assert.strictEqual(count, job!.attempts + 65_536 * job!.crashes)
       fence(job!, token)
@@ -404,6 +407,7 @@ const model = (at: number, { nameOf, now, partition, rules: { limit, spacing } }
       jobs.set(id as string, {
         ...job,
         given,
+        first: job.first ?? (given.startsWith("id ") ? former : undefined),
         attempts: 0,
         crashes: 0,
         state: "waiting",

@@ -333,6 +333,11 @@ layer(TestServer.layer, live)("a group of jobs", (it) => {
         yield* shows(queue, { completed: 7, waiting: 1 })
         yield* queue.group("c").resume
         yield* promptly(shows(queue, { completed: 8 }), "the next job")
+        // A group that only waits has no jobs, and is not paused.
+        yield* queue.offer(20, { group: "d" })
+        yield* shows(queue, { completed: 9 })
+        yield* isGone(queue)
+        yield* queue.group("d").resume
         yield* worker.stop
       })))
 

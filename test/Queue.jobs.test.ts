@@ -720,6 +720,27 @@ layer(TestServer.layer, live)("a job that means the same as others", (it) => {
         yield* last.stop
       })))
 
+  it.effect("is kept behind the one that runs, also for an offer that waits for a quiet moment", () =>
+    several(1, ([a], namespace, server) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make({ name: "same" }))
+        const gate = yield* Deferred.make<void>()
+        const worker = yield* working(queue, (n) => n === 1 ? Deferred.await(gate) : Effect.void, { concurrency: 5 })
+        const keepLast = { id: "x", mode: "keepLast" } as const
+        yield* queue.offer(1, { dedupe: keepLast })
+        yield* begins(worker, [1])
+        const kept = yield* queue.offer(2, { dedupe: keepLast })
+        // It has this payload now, and begins when the other one is done.
+        const quiet = { id: "x", mode: "debounce", window: "1 milli" } as const
+        assert.deepStrictEqual(yield* queue.offer(3, { dedupe: quiet }), { id: kept.id, duplicate: true })
+        assert.deepStrictEqual(yield* queue.offer(4, { dedupe: keepLast }), { id: kept.id, duplicate: true })
+        yield* shows(queue, { active: 1, delayed: 1 })
+        yield* Deferred.succeed(gate, undefined)
+        yield* begins(worker, [1, 4])
+        yield* isEmpty(queue, namespace, server)
+        yield* worker.stop
+      })))
+
   it.effect("is refused when it makes no sense", () =>
     several(1, ([a]) =>
       Effect.gen(function*() {

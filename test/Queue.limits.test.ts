@@ -1,6 +1,6 @@
 /** Queues of a length: what becomes of offers when they are full. */
 import { assert, layer } from "@effect/vitest"
-import { Deferred, Effect, Exit, Fiber, Option, Schema, Scope, Stream } from "effect"
+import { Deferred, Effect, Exit, Fiber, Option, Schedule, Schema, Scope, Stream } from "effect"
 import { Queue } from "../src/index.ts"
 import { eventually } from "./support/eventually.ts"
 import { TestServer } from "./support/live.ts"
@@ -348,6 +348,55 @@ layer(TestServer.layer, live)("a queue of a length", (it) => {
         yield* shows(queue, { waiting: 0, delayed: 4, dropped: 604 })
         yield* queue.obliterate
         yield* shows(queue, { waiting: 0, delayed: 0, completed: 0, dropped: 0 })
+      })))
+
+  it.effect("drops no job for one that was not offered: returned, retried, replayed, or of a schedule", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, limited(2, "dropOldest"))
+        const taken = (
+          end: Exit.Exit<unknown, unknown>,
+          options: { readonly attempts?: number; readonly retry?: Schedule.Schedule<unknown> }
+        ) =>
+          Effect.gen(function*() {
+            const scope = yield* Scope.make()
+            yield* queue.offer(0)
+            yield* queue.take(options).pipe(Scope.provide(scope))
+            yield* queue.offerAll([1, 2])
+            yield* Scope.close(scope, end)
+          })
+        yield* taken(Exit.interrupt(), {})
+        yield* shows(queue, { waiting: 3, active: 0, dropped: 0 })
+        // An offer has as many go as it stores.
+        yield* queue.offer(3)
+        yield* shows(queue, { waiting: 3, dropped: 1 })
+        yield* queue.drain()
+        yield* taken(Exit.fail(7), { attempts: 2, retry: Schedule.spaced("1 hour") })
+        yield* shows(queue, { waiting: 2, delayed: 1, dropped: 1 })
+        yield* queue.drain({ delayed: true })
+        yield* taken(Exit.fail(7), { attempts: 1 })
+        yield* queue.replay()
+        yield* shows(queue, { waiting: 3, dead: 0, dropped: 1 })
+        yield* queue.schedule("often", "100 millis", 9)
+        yield* eventually(Effect.map(queue.state, ({ waiting }) => waiting >= 6))
+        yield* queue.unschedule("often")
+        yield* shows(queue, { dropped: 1 })
+        yield* queue.obliterate
+      })))
+
+  it.effect("drops what is beyond a lower length, and nothing that comes back after that", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, limited(5000, "dropOldest"))
+        yield* queue.offerAll(upTo(3000))
+        yield* on(b!, limited(10, "dropOldest"))
+        yield* promptly(shows(queue, { waiting: 10, dropped: 2990 }), "the lower length")
+        const worker = yield* working(queue, () => Effect.never, { concurrency: 5 })
+        yield* shows(queue, { waiting: 5, active: 5 })
+        yield* queue.offerAll(upTo(5, 5000))
+        yield* worker.stop
+        yield* shows(queue, { waiting: 15, active: 0, dropped: 2990 })
+        yield* queue.drain()
       })))
 
   it.effect("lets waiting offers go on when its length is raised, or taken away", () =>

@@ -442,7 +442,7 @@ layer(TestServer.layer, live)("a job", (it) => {
         assert.include(letters[1]!.error, "no 2")
         yield* worker.stop
         // The ids of jobs are none of dead letters.
-        for (const id of [letters[1]!.id, "n1700-1", "1700", "", "1-1 2-2"]) {
+        for (const id of [letters[1]!.id, "n1700-1", "1700", "", "1-1 2-2", `${"9".repeat(23)}-1`]) {
           isRangeError(yield* Effect.exit(queue.replay([letters[0]!.letter, id])))
           isRangeError(yield* Effect.exit(queue.discard([letters[0]!.letter, id])))
         }
@@ -740,6 +740,61 @@ layer(TestServer.layer, live)("a job", (it) => {
         yield* promptly(queue.job(behind.id).result(), "the job behind it")
         yield* worker.stop
       })))
+
+  it.effect("keeps its first id for longer than the retention, and through any number of replays", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make({ retention: "100 millis", letters: { length: 10 } }))
+        const first = yield* queue.offer(1, { id: "one", result: { timeToLive: "3 seconds" } })
+        const failing = yield* working(queue, () => Effect.fail("no"), { attempts: 1 })
+        for (let dead = 0; dead < 20; dead++) {
+          yield* shows(queue, { dead: 1, active: 0 })
+          if (dead === 19) yield* failing.stop
+          yield* queue.replay()
+        }
+        yield* realSleep(500)
+        for (const id of [first.id, "one"]) {
+          assert.deepStrictEqual(yield* queue.job(id).status, Option.some({ state: "waiting", attempts: 0 }))
+        }
+        const worker = yield* working(queue)
+        yield* shows(queue, { completed: 1 })
+        yield* worker.stop
+        yield* realSleep(500)
+        for (const id of [first.id, "one"]) assert.strictEqual(yield* queue.job(id).result(), undefined)
+        // Without it, both ids are gone with the job.
+        const other = yield* queue.offer(2, { id: "two" })
+        const again = yield* working(queue, () => Effect.fail("no"), { attempts: 1 })
+        yield* shows(queue, { dead: 1 })
+        yield* again.stop
+        yield* queue.replay()
+        assert.isTrue(yield* queue.job(other.id).cancel)
+        assert.isFalse(yield* queue.job("two").cancel)
+      })))
+
+  it.effect("leaves no finished jobs behind when the one before them is gone", () =>
+    several(1, ([a], namespace, server) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make({ name: "left" }))
+        const stored = Effect.map(server.cli("XLEN", `{${namespace}:00}:queue-normal:left`), Number)
+        const { id } = yield* queue.offer(0)
+        const worker = yield* working(queue, (n) => n === 0 ? Effect.fail("no") : Effect.void, {
+          concurrency: 5,
+          retry: Schedule.spaced("1 hour")
+        })
+        yield* shows(queue, { delayed: 1 })
+        yield* queue.offerAll(upTo(500, 1))
+        yield* shows(queue, { completed: 500 })
+        assert.isAbove(yield* stored, 400)
+        assert.isTrue(yield* queue.job(id).cancel)
+        yield* eventually(Effect.map(stored, (count) => count === 0))
+        yield* queue.offer(0)
+        yield* shows(queue, { delayed: 1 })
+        yield* queue.offerAll(upTo(500, 1))
+        yield* shows(queue, { completed: 1000 })
+        yield* worker.stop
+        yield* queue.obliterate
+        assert.strictEqual(yield* stored, 0)
+      }), { partitions: 1 }))
 
   it.effect("has a rate that can be raised at once", () =>
     several(1, ([a]) =>

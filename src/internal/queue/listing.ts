@@ -55,7 +55,9 @@ export const jobs = <A>(
   { decodeParsed }: Codec<A>,
   { after = "", limit, state }: JobsOptions
 ): Stream.Stream<JobInfo<A>, CoordinatorError> => {
-  if (!/^(?:\d+ \^?\d+(?:-\d+)?|g[^]+)?$/.test(after)) throw new RangeError("after must be the cursor of a job")
+  if (!/^(?:\d{1,16} \^?\d{1,16}(?:-\d{1,16})?|g[^]+)?$/.test(after)) {
+    throw new RangeError("after must be the cursor of a job")
+  }
   oneOf(state, "state", ["waiting", "delayed", "blocked", "active"])
   const infoOf = ([cursor, due, raw]: Listed): JobInfo<A> => {
     const { attempt, body, crashes, group, id, key, offeredAt, schedule } = new Task([], shard, raw, 0, 0, ignore)

@@ -2,7 +2,8 @@
 
 import { checkName } from "../actor/keys.ts"
 
-const shape = /^(?:(\d{1,4}):)?((?:[uhnlviom])?\d+-\d+)$/i
+// Numbers are as long as Redis takes them, as in lua/Queue.lua.
+const shape = /^(?:(\d{1,4}):)?((?:[uhnlviom])?\d{1,16}-\d{1,16})$/i
 
 /** Among all shards. */
 export const nameOf = (shard: number, own: string): string => shard === 0 ? own : `${shard}:${own}`
