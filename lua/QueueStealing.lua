@@ -264,8 +264,10 @@ end
 -- Offers
 -- -----------------------------------------------------------------------------
 
--- Owners of deques may take jobs now.
-local function rouse(queue, deque)
+-- Owners of deques may take jobs now, before the worker whose turn it is. Where all of them share so many slots, the turns decide: else
+-- who has ended a job would have the slot again, for as long as it has jobs.
+local function rouse(queue, deque, anyway)
+  if queue.limit > 0 and not anyway then return end
   queue.eager = queue.eager or {}
   queue.eager[#queue.eager + 1] = deque.name
 end
@@ -353,11 +355,13 @@ end
 -- The deque to steal from, and how many jobs: that of a dead worker, or the longest one. One whose worker takes jobs now is not stolen
 -- from: the worker goes ahead.
 local function victimOf(ctx, queue)
-  local best, most = nil, 0
-  for _, deque in ipairs(everyDeque(queue)) do
+  local best, most, all = nil, 0, everyDeque(queue)
+  for place = 1, #all do
+    -- Each of them is the first one now and then.
+    local deque = all[(queue.begun + place) % #all + 1]
     if deque.size > 0 then
       if ownerOf(ctx, queue, deque) then
-        rouse(queue, deque)
+        rouse(queue, deque, true)
         return nil
       end
       local alive = false

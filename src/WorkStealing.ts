@@ -59,7 +59,9 @@
  * @since 0.1.0
  */
 
+import * as Deferred from "effect/Deferred"
 import * as Effect from "effect/Effect"
+import * as Exit from "effect/Exit"
 import * as Scope from "effect/Scope"
 import { Coordinator } from "./Coordinator.ts"
 import { spaceOf } from "./internal/hold/place.ts"
@@ -176,12 +178,18 @@ export const make = <A, S = unknown, E = never>(
     const deque = new Deque(worker, steal)
     const queue = new Stealing(coordinator, options, deque)
     yield* queue.join
-    const standing = Scope.provide(queue.stand, yield* Effect.scope)
-    let stands = false
+    const scope = yield* Effect.scope
+    let stands: Deferred.Deferred<void, QueueError> | undefined
+    // No caller is alone in needing it, so the interruption of one does not end it.
     deque.standing = Effect.suspend(() => {
-      if (stands) return Effect.void
-      stands = true
-      return Effect.onError(standing, () => Effect.sync(() => void (stands = false)))
+      if (stands !== undefined) return Deferred.await(stands)
+      const joined = stands = Deferred.makeUnsafe<void, QueueError>()
+      const standing = Effect.onExit(Scope.provide(queue.stand, scope), (exit) => {
+        if (Exit.isFailure(exit)) stands = undefined
+        // The queue is closed, as the next request says.
+        return Deferred.done(joined, Exit.hasInterrupts(exit) ? Exit.void : exit)
+      })
+      return Effect.andThen(Effect.forkIn(standing, scope), Deferred.await(joined))
     })
     return queue
   })

@@ -2,8 +2,11 @@
 import { assert, layer } from "@effect/vitest"
 import { Deferred, Duration, Effect, Fiber, Layer, Option, Schedule, Schema, Stream } from "effect"
 import { Queue, WorkStealing } from "../src/index.ts"
+import { behindLine } from "./support/behindLine.ts"
+import { eventually } from "./support/eventually.ts"
 import { onNode, TestServer } from "./support/live.ts"
 import { begins, emptied, hostile, isRangeError, shows, upTo, working } from "./support/queues.ts"
+import { asks } from "./support/requests.ts"
 import { lose, on, promptly, several } from "./support/several.ts"
 
 const live = { excludeTestServices: true, timeout: "60 seconds" } as const
@@ -299,6 +302,57 @@ layer(TestServer.layer, live)("a queue with deques", (it) => {
         })
         const worker = Queue.worker(Numbers, (n) => Effect.succeed(2 * n))
         yield* program.pipe(Effect.provide(Layer.provideMerge(worker, Numbers.layer)), onNode(a!))
+      })))
+
+  it.effect("keeps its deque when the first of two takes is interrupted while it joins", () =>
+    behindLine(({ context, line }) =>
+      Effect.gen(function*() {
+        const queue = yield* on(context, make({ worker: "a" }))
+        const joining = yield* line.hold(asks("queue.employ"))
+        const [first, second] = yield* Effect.all(
+          [1, 2].map(() =>
+            Effect.forkChild(Effect.scoped(queue.take({ wait: "5 seconds" })), { startImmediately: true })
+          )
+        )
+        yield* joining.request
+        yield* Fiber.interrupt(first!)
+        yield* joining.release()
+        yield* joined(queue, 1)
+        yield* queue.offer(1)
+        assert.isTrue(Option.isSome(yield* Fiber.join(second!)))
+        assert.deepStrictEqual(Object.keys(yield* countsOf(queue)), ["a"])
+      })
+    ))
+
+  it.effect("takes turns where all workers together have one slot", () =>
+    several(3, (nodes) =>
+      Effect.gen(function*() {
+        const limits = { concurrency: 1 }
+        const queues = yield* Effect.forEach(
+          nodes,
+          (context, at) => on(context, make({ worker: "abc"[at]!, steal: { keep: 1000 }, limits }))
+        )
+        const [first] = queues
+        yield* first!.pause
+        const order: Array<string> = []
+        const workers = yield* Effect.forEach(queues, (queue) =>
+          working(queue, (n) =>
+            Effect.gen(function*() {
+              order.push(queue.worker)
+              // This one always has more of them.
+              if (queue === first && n < 1000) yield* queue.offer(n + 1)
+              return n
+            })))
+        yield* shows(first!, { workers: 3 })
+        yield* first!.offerAll([0, 0, 0])
+        for (const queue of queues.slice(1)) yield* queue.offerAll(upTo(100, 2000))
+        yield* first!.resume
+        yield* eventually(Effect.sync(() => assert.isAtLeast(order.filter((worker) => worker !== "a").length, 200)))
+        const others = order.slice(0, order.lastIndexOf("b") + 1)
+        const share = others.filter((worker) => worker === "a").length / others.length
+        assert.isTrue(share > 0.2 && share < 0.5, String(share))
+        for (const worker of workers) yield* worker.stop
+        yield* first!.obliterate
       })))
 
   it.effect("bounds what waits in deques", () =>
