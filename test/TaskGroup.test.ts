@@ -472,6 +472,34 @@ layer(TestServer.layer, live)("a task group", (it) => {
         yield* server.cli("FLUSHALL")
       })))
 
+  it.effect("submits large results again in small parts", () =>
+    behindLine(({ context, line, namespace, server }) =>
+      Effect.gen(function*() {
+        const group = yield* on(
+          context,
+          TaskGroup.make({ name: "large", result: Schema.String, timeToLive, shards: 20 })
+        )
+        const results = Array.from({ length: 20 }, (_, at) => String(at).padStart(300_000, "x"))
+        for (const [at, result] of results.entries()) yield* group.run(String(at), Effect.succeed(result))
+        let [largest, count] = [0, 0]
+        yield* line.onRequest((request) => {
+          if (!asks("taskGroup.restore")(request)) return "pass"
+          largest = Math.max(largest, request.bytes.length)
+          count++
+          return "pass"
+        })
+        yield* server.cli(
+          "EVAL",
+          "for _, key in ipairs(redis.call('KEYS', ARGV[1])) do redis.call('DEL', key) end",
+          0,
+          `{${namespace}:*`
+        )
+        const found = yield* promptly(group.awaitAll(), "the results")
+        assert.deepStrictEqual([...found].map(([, result]) => result.length), results.map(() => 300_000))
+        assert.isAtLeast(count, 7)
+        assert.isBelow(largest, 1_500_000)
+      }), { lease: "3 seconds", margin: "500 millis", requestTimeout: "1 second" }))
+
   it.effect("is restored after Redis has lost its data, with all that was submitted and word of what was lost", () =>
     several(3, ([a, b, c], _, server) =>
       Effect.gen(function*() {

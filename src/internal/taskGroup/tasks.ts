@@ -67,9 +67,10 @@ export interface Registration {
   readonly round: number
   status: Status
   value: string
-  /** Whether the session that there is now has left it in Redis. */
-  stored: boolean
 }
+
+// In bytes of results, about: so much of a restoration is on its way at a time. Redis does nothing else while it takes them in.
+const mostRestored = 1_048_576
 
 /** How a group is opened. */
 export interface Opening {
@@ -96,6 +97,10 @@ export class Tasks {
   readonly streams = new Set<(state: State | undefined) => void>()
 
   readonly #mine = new Map<string, Registration>()
+  // Of a former session: those that are sent when the state is received, and when there is room for more.
+  readonly #unstored = new Set<Registration>()
+  readonly #due = new Set<Registration>()
+  #restoring = 0
   // When it has decided about `timeToLive`; 0: now.
   #decided = 0
 
@@ -161,8 +166,9 @@ export class Tasks {
     this.heard++
     // The answer to a question after lost events can be known already, or be ahead of events that come later.
     if (next.version > this.state.version) {
+      const isNew = next.round !== this.state.round
       this.state = next
-      for (const registration of this.#mine.values()) this.#end(registration)
+      if (isNew) { for (const registration of this.#mine.values()) this.#end(registration) }
       for (const see of this.streams) see(next)
     }
     this.#restore()
@@ -174,14 +180,16 @@ export class Tasks {
     const { hold, round, shard, status } = registration
     if (round >= this.state.round) return
     if (this.#mine.get(shard) === registration) this.#mine.delete(shard)
+    this.#forget(registration)
     if (status === "running") this.place.tenancy.revoke(hold)
   }
 
   #lost(): void {
     // Redis may forget as much as it likes with the session.
     this.state = { ...this.state, version: 0 }
+    this.#due.clear()
     for (const registration of this.#mine.values()) {
-      registration.stored = false
+      this.#unstored.add(registration)
       if (registration.status === "running") registration.status = "lost"
     }
   }
@@ -189,6 +197,8 @@ export class Tasks {
   #close(): void {
     this.closed = true
     this.#mine.clear()
+    this.#unstored.clear()
+    this.#due.clear()
     for (const wake of [...this.waiting]) wake()
     for (const see of [...this.streams]) see(undefined)
   }
@@ -206,7 +216,9 @@ export class Tasks {
 
   registered(hold: Hold, shard: string): Registration {
     const round = Number(hold.payload[0])
-    const registration: Registration = { hold, shard, round, status: "running", value: "", stored: true }
+    const registration: Registration = { hold, shard, round, status: "running", value: "" }
+    const former = this.#mine.get(shard)
+    if (former !== undefined) this.#forget(former)
     this.#mine.set(shard, registration)
     this.#end(registration)
     return registration
@@ -234,32 +246,56 @@ export class Tasks {
     return Effect.map(submitted, ([tag]) => tag === "submitted")
   }
 
+  #forget(registration: Registration): void {
+    this.#unstored.delete(registration)
+    this.#due.delete(registration)
+  }
+
   // Requests that Redis refused are tried again whenever the state is received.
   #restore(): void {
-    const { channel, key, kind, name, namespace, space: { kernel } } = this.place
-    for (const registration of this.#mine.values()) {
-      if (registration.stored) continue
-      const { hold, round, shard, status, value } = registration
-      registration.stored = true
-      channel.outbox.request({
-        verb: "taskGroup.restore",
-        key,
-        args: [shard, status, String(hold.token), value, round, this.opening.run],
-        session: channel.session,
-        moot: () => {},
-        settle: ([tag]) => {
-          if (tag === "missing") registration.stored = false
-        },
-        fail: (error) => {
-          registration.stored = false
-          kernel.hooks.log(
-            "Warn",
-            `shard ${JSON.stringify(shard)} of ${describe(kind, name, namespace)} could not be restored yet`,
-            error
-          )
-        }
-      })
+    for (const registration of this.#unstored) this.#due.add(registration)
+    this.#unstored.clear()
+    this.#restoreSome()
+  }
+
+  #restoreSome(): void {
+    for (const registration of this.#due) {
+      const bytes = registration.value.length + 256
+      if (this.#restoring > 0 && this.#restoring + bytes > mostRestored) return
+      this.#due.delete(registration)
+      this.#restoreOne(registration, bytes)
     }
+  }
+
+  #restoreOne(registration: Registration, bytes: number): void {
+    const { channel, key, kind, name, namespace, space: { kernel } } = this.place
+    const { hold, round, shard, status, value } = registration
+    this.#restoring += bytes
+    const again = () => {
+      if (this.#mine.get(shard) === registration) this.#unstored.add(registration)
+    }
+    channel.outbox.request({
+      verb: "taskGroup.restore",
+      key,
+      args: [shard, status, String(hold.token), value, round, this.opening.run],
+      session: channel.session,
+      moot: () => void (this.#restoring -= bytes),
+      settle: ([tag]) => {
+        this.#restoring -= bytes
+        if (tag === "missing") again()
+        this.#restoreSome()
+      },
+      fail: (error) => {
+        this.#restoring -= bytes
+        again()
+        kernel.hooks.log(
+          "Warn",
+          `shard ${JSON.stringify(shard)} of ${describe(kind, name, namespace)} could not be restored yet`,
+          error
+        )
+        this.#restoreSome()
+      }
+    })
   }
 
   /** Ends the round. */
