@@ -10,7 +10,7 @@
 --
 -- The hash:
 --   o<session>/<id>    a member; it hears of every change
---   f<lease>           the largest token with which a holder of that lease has written
+--   f<lease>           the largest token with which a holder of that lease has written, and when that was written last, in ms
 --   t                  the claim whose turn it is to update; the others are a queue (see waiters.lua)
 --   s                  record RefLine, while there is one
 -- Tokens of leases are kept for a day after the last write with one, also when the value is deleted: a former holder must
@@ -19,7 +19,7 @@
 -- turn is short and protects nothing: an update that comes too late for it finds another version, or waits again.
 -- record RefLine 1: first, last, till
 
--- When a lease makes it a multiple of so many fields, tokens older than a day are dropped: names of leases may be endless.
+-- When a lease makes it a multiple of so many fields, tokens of writes that are older than a day are dropped: names of leases may be endless.
 local CROWD = 128
 
 -- In ms: what a paused process costs the next in line; and for how long updates that come one right after the other are
@@ -53,12 +53,13 @@ local function storeRef(ctx, key, version, value, life)
   if announce(ctx, key, json(version), json(version), json(value)) and life > 0 then alarm(ctx, key, life + 1) end
 end
 
--- Tokens begin with the time at which they were given.
+-- The token may be much older than the write: of a holder that has held for long.
 local function dropOldFences(ctx, key)
   if call('HLEN', key) % CROWD > 0 then return end
-  local fields, oldest = call('HGETALL', key), ctx.micros - ABANDONED * 1000
+  local fields, oldest = call('HGETALL', key), ago(ctx, ABANDONED)
   for index = 1, #fields, 2 do
-    if sub(fields[index], 1, 1) == 'f' and tonumber(fields[index + 1]) < oldest then call('HDEL', key, fields[index]) end
+    local written = sub(fields[index], 1, 1) == 'f' and tonumber(match(fields[index + 1], '%d+$'))
+    if written and written < oldest then call('HDEL', key, fields[index]) end
   end
 end
 
@@ -207,9 +208,9 @@ end
 -- args: value string, life number, lease string, token number
 -- reply: ["set", version number] | ["fenced", seen number]
 handlers['sharedRef.fence'] = function(ctx, key, value, life, lease, token)
-  local seen = tonumber(call('HGET', key, 'f' .. lease) or 0)
+  local seen = tonumber(match(call('HGET', key, 'f' .. lease) or '0', '^%d+'))
   if seen > tonumber(token) then return reply('fenced', seen) end
-  if call('HSET', key, 'f' .. lease, token) == 1 then dropOldFences(ctx, key) end
+  if call('HSET', key, 'f' .. lease, token .. ' ' .. text(ctx.now)) == 1 then dropOldFences(ctx, key) end
   keep(key)
   return reply('set', writeRef(ctx, key, value, life))
 end

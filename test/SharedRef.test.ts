@@ -419,6 +419,19 @@ layer(TestServer.layer, live)("a shared ref", (it) => {
         yield* one.setFenced({ kind: another.kind, key: another.key, token: 1 }, 6)
         assert.strictEqual(yield* two.get, 6)
         yield* two.delete
+        // A holder of long ago keeps its right for a day after its last write, no matter how many other leases write.
+        const day = 86_400_000_000
+        const [older, holder] = [2, 1].map((days) => ({
+          kind: "lock" as const,
+          key: "leader",
+          token: later.token - days * day - 1
+        }))
+        yield* one.setFenced(holder!, 7)
+        for (let at = 0; at < 300; at++) {
+          yield* one.setFenced({ kind: "lock", key: `other ${at}`, token: later.token }, 7)
+        }
+        assert.strictEqual((yield* Effect.flip(one.setFenced(older!, 8))).reason._tag, "StaleToken")
+        yield* two.delete
         // What remains says which leases may not write, for a day.
         const key = `{${namespace}:00}:sharedRef:x`
         const left = Number(yield* server.cli("PTTL", key))
