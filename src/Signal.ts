@@ -107,7 +107,10 @@ export interface Signal {
  * @since 0.1.0
  */
 export interface Options {
-  /** How long signals are kept that nothing waits for. Default 1 day, so that nothing stays for ever. The last `set` decides. */
+  /**
+   * How long signals are kept that nothing waits for, since the last one was set or taken. Default 1 day, so that nothing stays for ever. The
+   * last `set` decides.
+   */
   readonly timeToLive?: Duration.Input | undefined
   /**
    * How long a signal stays with a waiter whose process died. Default: the coordinator's lease. Another one is a second

@@ -15,10 +15,11 @@ export const deliveryOf = <A>(delivery: GroupDelivery<A>): Delivery<A> => {
   return {
     element: delivery.element,
     acknowledge: told((done) => delivery.acknowledge(done)),
-    retry: (delay = 0) => {
-      const after = millisFromNone(delay, "delay")
-      return told((done) => delivery.giveBack(after, done))
-    },
+    retry: (delay = 0) =>
+      Effect.suspend(() => {
+        const after = millisFromNone(delay, "delay")
+        return told((done) => delivery.giveBack(after, done))
+      }),
     lost: Effect.callback((resume) => Effect.sync(delivery.onLoss(() => resume(Effect.void))))
   }
 }
