@@ -146,7 +146,7 @@ end
 
 -- At an alarm: whether that is still to be enforced.
 extend.lowering = function(queue)
-  queue.lowered = call('HEXISTS', queue.key, 'l') == 1
+  queue.lowered = call('HGET', queue.key, 'l') ~= false
 end
 
 -- At the end of a call: tells the first member of the line of room, or removes the jobs beyond the length.

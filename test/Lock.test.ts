@@ -5,6 +5,7 @@ import { type Coordinator, Lease, Lock, Redis } from "../src/index.ts"
 import { elapsed } from "./support/awake.ts"
 import { eventually, realSleep } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, node, onNode, short, TestServer, withNode } from "./support/live.ts"
+import { within } from "./support/requests.ts"
 
 const live = { excludeTestServices: true, timeout: "60 seconds" } as const
 
@@ -45,6 +46,18 @@ layer(TestServer.layer, live)("Lock", (it) => {
           assert.deepInclude(reason, { _tag: "LeaseLost", reason: "expired" })
         }
       }), { lease: "600 millis", margin: "100 millis" }))
+
+  it.effect("does not wait for a release that Redis goes on to refuse, and makes it later", () =>
+    withNode(() =>
+      Effect.gen(function*() {
+        const server = yield* TestServer
+        const refuse = server.cli("ACL", "SETUSER", "default", "-fcall")
+        yield* within(Lock.withLock(refuse, "a"), 1000, "the end").pipe(
+          Effect.ensuring(Effect.orDie(server.cli("ACL", "SETUSER", "default", "+fcall")))
+        )
+        // With the next heartbeat, and not after the lease.
+        yield* within(Lock.withLock(Effect.void, "a"), 4000, "the lock")
+      }), { lease: "9 seconds", margin: "400 millis" }))
 
   it.effect("lets one in at a time, over several coordinators, with increasing tokens", () =>
     Effect.gen(function*() {

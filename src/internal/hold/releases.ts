@@ -33,10 +33,10 @@ export class Releases {
       this.#kernel.hooks.log("Error", `${nameOf(entry)} could not be released`, error)
       return releasing.settle()
     }
-    // The session lives on, and with it what it holds.
+    // The session lives on, and with it what it holds. Redis may go on to refuse that for as long: nothing waits for it.
     this.#kernel.hooks.log("Warn", `the release of ${nameOf(entry)} is tried again with the next heartbeat`, error)
     if (session.lost === undefined) this.#owed.push(releasing)
-    else releasing.settle()
+    releasing.settle()
   }
 
   /** A heartbeat. */
@@ -46,7 +46,7 @@ export class Releases {
 
   /** The session is over, and with it what was to be released. */
   lost(): void {
-    for (const releasing of this.#owed.splice(0)) releasing.settle()
+    this.#owed = []
   }
 }
 
