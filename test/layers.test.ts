@@ -230,6 +230,7 @@ layer(TestServer.layer, live)("without the layers above it", (it) => {
             pulseOf: () => pulse,
             vigil: new Vigil(io),
             away: new Map(),
+            silentSince: undefined,
             isClosing: () => false,
             isClosed: () => false
           }

@@ -1,6 +1,6 @@
 /** What holds, waits and questions promise at their edges: each of these did not hold once. */
 import { assert, describe, it, layer } from "@effect/vitest"
-import { Context, Deferred, Effect, Exit, Fiber, Layer, Logger, Option, Schema, Scope, Stream } from "effect"
+import { Context, Deferred, Duration, Effect, Exit, Fiber, Layer, Logger, Option, Schema, Scope, Stream } from "effect"
 import * as Lockstep from "../src/index.ts"
 import {
   Barrier,
@@ -345,7 +345,8 @@ layer(TestServer.layer, live)("closing", (it) => {
   /** Interrupts a program that holds or counts something, while Redis hangs. */
   const endsInTime = <E>(
     program: (inside: Effect.Effect<boolean>) => Effect.Effect<unknown, E, Coordinator.Coordinator>,
-    hanging: Effect.Effect<void> = Effect.void
+    hanging: Effect.Effect<void> = Effect.void,
+    lease = Duration.seconds(15)
   ) =>
     Effect.gen(function*() {
       const server = yield* standalone()
@@ -353,9 +354,10 @@ layer(TestServer.layer, live)("closing", (it) => {
       const fiber = yield* Effect.forkDetach(
         program(Deferred.succeed(inside, undefined)).pipe(
           Effect.provide(
-            Coordinator.layer({ namespace: freshNamespace(), margin: "1 second", requestTimeout: "1 second" }).pipe(
-              Layer.provide(Redis.layer({ url: server.url }))
-            )
+            Coordinator.layer({ namespace: freshNamespace(), lease, margin: "1 second", requestTimeout: "1 second" })
+              .pipe(
+                Layer.provide(Redis.layer({ url: server.url }))
+              )
           )
         )
       )
@@ -376,6 +378,22 @@ layer(TestServer.layer, live)("closing", (it) => {
         Lock.withLock("d")
       )
     ))
+
+  // Between two heartbeats, in the middle of one, and where sessions expire while releases wait.
+  for (const millis of [500, 1000, 1500, 2000]) {
+    it.effect(`ends in time though Redis has hung for ${millis} ms, however many holds are nested`, () =>
+      endsInTime(
+        (inside) =>
+          Effect.andThen(inside, Effect.never).pipe(
+            Lock.withLock("a"),
+            Lock.withLock("b"),
+            Lock.withLock("c", { lease: "20 seconds" }),
+            Lock.withLock("d")
+          ),
+        realSleep(millis),
+        Duration.seconds(4)
+      ))
+  }
 
   it.effect("ends in time though Redis hangs, however many counters have sums to send", () =>
     endsInTime((inside) =>

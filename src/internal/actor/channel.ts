@@ -354,6 +354,7 @@ export class Channel implements Beating, First, Guarded {
   #reached(): void {
     const { away } = this.#office
     if (away.size > 0) away.delete(this)
+    this.#office.silentSince = undefined
   }
 
   get away(): boolean {
@@ -367,16 +368,18 @@ export class Channel implements Beating, First, Guarded {
 
   /**
    * For how long an end waits for an answer, in milliseconds. Where Redis is away for longer than a request waits, it does not: a program
-   * that ends much would end the later, the more that is. On a cluster, other channels may reach other nodes, which answer at once then.
+   * that ends much would end the later, the more that is. Nor does it wait again for as long as a release has waited in vain. On a cluster,
+   * other channels may reach other nodes, which answer at once then.
    */
   patience(): number {
-    const { away, io, settings: { partitions, requestTimeout }, transport } = this.#office
-    if (away.size === 0) return requestTimeout
-    const before = io.now() - requestTimeout
-    const isLong = (at: number | undefined) => at !== undefined && at <= before
-    if (isLong(away.get(this))) return 0
-    if (![...away.values()].some(isLong)) return requestTimeout
-    return transport.connections.topology === "cluster" ? requestTimeout / partitions : 0
+    const { away, io, settings: { partitions, requestTimeout }, silentSince, transport } = this.#office
+    if (away.size === 0 && silentSince === undefined) return requestTimeout
+    const now = io.now()
+    const left = (since = now) => Math.max(0, since + requestTimeout - now)
+    const own = left(away.get(this))
+    if (own === 0) return 0
+    const others = Math.min(left(silentSince), ...Array.from(away.values(), left).filter((millis) => millis === 0))
+    return Math.max(others, transport.connections.topology === "cluster" ? requestTimeout / partitions : 0)
   }
 
   /** Calls back when an end has waited for its request for long enough, if that is before the request fails. */
@@ -395,10 +398,12 @@ export class Channel implements Beating, First, Guarded {
       this.#cause = undefined
       return
     }
-    const before = io.now() - settings.requestTimeout
-    this.outbox.expire(before, cause)
+    const { requestTimeout } = settings
+    const before = io.now() - requestTimeout
+    const oldest = this.outbox.expire(before, cause) ?? Number.POSITIVE_INFINITY
     this.tenant.expire(before, cause)
-    this.#expiry = io.after(settings.requestTimeout / 4, () => this.#expire())
+    const pause = Math.max(1, Math.min(requestTimeout / 4, oldest - before))
+    this.#expiry = io.after(pause, () => this.#expire())
   }
 
   #suspend(session: Session, cause: RedisError): void {

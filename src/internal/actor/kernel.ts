@@ -78,6 +78,7 @@ export class Kernel implements Office {
   readonly about: string
   readonly vigil: Vigil
   readonly away = new Map<object, number>()
+  silentSince: number | undefined = undefined
   readonly home = new Home()
 
   readonly #partitions: Array<Partition | undefined>
@@ -196,8 +197,8 @@ export class Kernel implements Office {
 
   /**
    * Releases everything: first the holds of protected programs, when these have ended or the margin has passed, and then the
-   * sessions. Bounded by the margin and the request timeout: holds that cannot be released in time expire with their lease. If
-   * releases have waited for Redis already, by the margin.
+   * sessions. Bounded by the margin and the request timeout, without the time that releases have waited for Redis already: holds that
+   * cannot be released in time expire with their lease.
    */
   async close(): Promise<void> {
     if (this.#state !== "open") return
@@ -205,8 +206,10 @@ export class Kernel implements Office {
     const { margin, requestTimeout } = this.settings
     const { log } = this.hooks
     const channels = [...this.channels()]
+    const now = this.io.now()
     const isHanging = channels.some((channel) => channel.isLongAway())
-    const until = this.io.now() + margin
+    const waited = isHanging ? requestTimeout : Math.min(requestTimeout, now - (this.silentSince ?? now))
+    const until = now + margin + requestTimeout - waited
     const ending = [...this.#tenants].map((tenant) => tenant.close())
     const calming = channels.map((channel) => channel.calm())
     await this.#within(margin, Promise.all([...ending, ...calming]))
@@ -220,7 +223,7 @@ export class Kernel implements Office {
     const isAway = () => this.away.size > 0
     const reapers = this.#partitions.flatMap((partition) => partition === undefined ? [] : [partition.reaper])
     const finished = ended.then(() => isAway() ? [] : Promise.all(reapers.map((reaper) => reaper.finish())))
-    const rest = isHanging ? Math.max(0, until - this.io.now()) : requestTimeout
+    const rest = Math.min(requestTimeout, Math.max(0, until - this.io.now()))
     await this.#within(isAway() ? Math.min(margin, rest) : rest, finished)
     for (const reaper of reapers) reaper.close()
     this.#unsubscribe()

@@ -40,6 +40,8 @@ export interface Office {
   readonly vigil: Vigil
   /** The channels for which Redis is out of reach, and since when. */
   readonly away: Map<object, number>
+  /** When the first of the releases was asked for that have ended without an answer, until Redis answers anything. */
+  silentSince: number | undefined
   /** Nothing new is begun any more, and holds are being released. */
   readonly isClosing: () => boolean
   readonly isClosed: () => boolean

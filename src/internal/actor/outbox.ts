@@ -223,8 +223,8 @@ export class Outbox implements Sender {
     this.#discarded = 0
   }
 
-  /** Redis is away, and these questions were asked before that time. */
-  expire(before: number, cause: RedisError): void {
+  /** Redis is away, and these questions were asked before that time. Answers when the oldest of the others was asked. */
+  expire(before: number, cause: RedisError): number | undefined {
     const due = (request: Request) => request.expire !== undefined && request.askedAt! <= before
     const { transport } = this.#options
     for (const request of (this.#inFlight ?? []).filter(due)) this.#expire(request, transport.late(request.key))
@@ -232,6 +232,8 @@ export class Outbox implements Sender {
       this.#expire(request, transport.late(request.key, request.forwarded === true ? undefined : cause, true))
       if (request.queued === true && request.cancelled === true) this.#discard(request)
     }
+    const waits = (request: Request) => request.expire !== undefined
+    return ((this.#inFlight ?? []).find(waits) ?? this.#queue.find(waits))?.askedAt
   }
 
   #expire(request: Request, error: CoordinatorError): void {

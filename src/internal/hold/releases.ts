@@ -39,6 +39,12 @@ export class Releases {
     releasing.settle()
   }
 
+  /** It ends without an answer. */
+  unanswered({ askedAt }: Releasing): void {
+    const { silentSince } = this.#kernel
+    if (askedAt !== undefined) this.#kernel.silentSince = Math.min(askedAt, silentSince ?? askedAt)
+  }
+
   /** A heartbeat. */
   beat(): void {
     for (const releasing of this.#owed.splice(0)) this.#channel().outbox.request(releasing)
@@ -60,6 +66,7 @@ class Releasing implements Request<LeaveVerb> {
   readonly urgent = true
   readonly following: ReadonlyArray<Request> | undefined
   readonly others = undefined
+  askedAt: number | undefined = undefined
   readonly #releases: Releases
   #done: (() => void) | undefined
   #also: Array<() => void> | undefined = undefined
@@ -95,11 +102,13 @@ class Releasing implements Request<LeaveVerb> {
   }
 
   moot(): void {
+    if (this.session.lost === "expired") this.#releases.unanswered(this)
     this.settle()
   }
 
   /** Redis is away: it is released later, or expires, and its release is not waited for. */
   expire(): void {
+    this.#releases.unanswered(this)
     this.settle()
   }
 }
