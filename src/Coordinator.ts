@@ -273,11 +273,16 @@ export const make: (
     )
     const space: Space = { kernel, places: new Places(), wait, maxHold }
     const first = channelAt(space, 0)
-    yield* Effect.tryPromise({ try: () => first.opened(), catch: (cause) => cause as CoordinatorError }).pipe(
+    let late: Redis.RedisError | undefined
+    const opened = () => first.opened((cause) => void (late = cause))
+    yield* Effect.tryPromise({ try: opened, catch: (cause) => cause as CoordinatorError }).pipe(
       Effect.timeoutOrElse({
         duration: Duration.millis(settings.requestTimeout * 3),
         orElse: () => {
           const { name, namespace } = settings
+          if (late !== undefined && late.reason._tag !== "Timeout") {
+            return Effect.fail(kernel.transport.late(undefined, late))
+          }
           const timeout = new Redis.Timeout({ command: "FCALL", kind: "coordinator", name, namespace })
           return Effect.fail(new CoordinatorError({ reason: timeout }))
         }

@@ -35,6 +35,7 @@ import { eventually } from "./support/eventually.ts"
 import { freshNamespace, holding, node, onNode, short, TestServer, withNode } from "./support/live.ts"
 import { remainsOf } from "./support/namespace.ts"
 import { waits } from "./support/requests.ts"
+import { standalone } from "./support/servers.ts"
 import { lose, several } from "./support/several.ts"
 
 layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("Coordinator", (it) => {
@@ -153,6 +154,39 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("C
       const what = JSON.stringify(`lock "a" of namespace "${namespace}"`).slice(1, -1)
       assert.isDefined(lines.find((line) => line.includes(what) && line.includes("lost (unknown)")), lines.join("\n"))
     }))
+
+  it.effect("names some of the holds that are lost with a session, and tells how many there were", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const namespace = freshNamespace()
+      const lines: Array<string> = []
+      const logger = Logger.make(({ message }) => void lines.push(String(message)))
+      yield* Effect.gen(function*() {
+        const context = yield* node(server.url, { namespace, partitions: 1, ...short })
+        const held = Effect.forEach(Array.from({ length: 200 }), (_, at) => Lock.acquire(`lock ${at}`))
+        yield* Effect.gen(function*() {
+          const leases = yield* held
+          yield* server.cli("FLUSHALL")
+          yield* Effect.forEach(leases, ({ lost }) => Effect.exit(lost))
+        }).pipe(Effect.scoped, Effect.provideContext(context))
+      }).pipe(Effect.scoped, Effect.provide(Logger.layer([logger])))
+      assert.isDefined(lines.find((line) => line.includes("and 200 holds with it")), lines.join("\n"))
+      assert.strictEqual(lines.filter((line) => line.includes("lock \"lock ") && line.includes("was lost")).length, 10)
+    }))
+
+  it.effect("says why it could not be built, when Redis refuses all the time", () =>
+    Effect.gen(function*() {
+      const server = yield* standalone()
+      yield* server.cli("CONFIG", "SET", "min-replicas-to-write", "1")
+      const options = {
+        namespace: freshNamespace(),
+        lease: "1 second",
+        margin: "200 millis",
+        requestTimeout: "300 millis"
+      } as const
+      const failed = yield* Effect.flip(Effect.scoped(node(server.url, options)))
+      assert.deepInclude((failed as Coordinator.CoordinatorError).reason, { _tag: "Unavailable", code: "NOREPLICAS" })
+    }).pipe(Effect.scoped))
 
   it.effect("warns of another one of the same namespace in this process, for as long as there is one", () =>
     Effect.gen(function*() {

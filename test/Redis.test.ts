@@ -297,6 +297,8 @@ describe("Redis", () => {
           Redis.layer({ url: `redis://:${secret}@localhost/one` }),
           Redis.layer({ cluster: [{ host: "localhost" }], db: 1 }),
           Redis.layer({ cluster: [] }),
+          Redis.layer({ cluster: [{ host: "localhost", port: 99_999 }] }),
+          Redis.layer({ sentinels: [{ host: "localhost", port: -5 }], name: "one" }),
           Redis.layer({ sentinels: [{ host: "localhost" }] }),
           Redis.layer({ port: 70_000 }),
           Redis.layer({ connectTimeout: 0 }),

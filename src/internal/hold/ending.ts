@@ -18,6 +18,9 @@ export interface Acts {
   readonly log: (entry: Entry, what: string) => void
 }
 
+// Of the holds of a session that is lost: the line about the session has their number.
+const mostNamed = 10
+
 const isHeld = (entry: Entry): entry is Hold => entry instanceof Hold && entry.state === "held"
 
 export class Ending {
@@ -62,9 +65,10 @@ export class Ending {
   }
 
   #tell(holds: ReadonlyArray<Hold>, reason: LossReason): void {
+    let told = 0
     for (const hold of holds) {
       // Closing has notified its program already, or it has been ended by a request whose answer is still to come.
-      if (hold.loss === undefined && !(reason === "closed" && hold.concluding)) {
+      if (hold.loss === undefined && !(reason === "closed" && hold.concluding) && told++ < mostNamed) {
         this.#acts.log(hold, `was lost (${reason})`)
       }
       this.#guard(hold, () => hold.lose(reason))

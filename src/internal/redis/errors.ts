@@ -55,9 +55,13 @@ export class NotConnected extends Schema.Error<NotConnected>("lockstep/Redis/Not
   }
 }
 
+const replica = "a read-only replica"
+
 const advice = (detail: string): string => {
   if (detail.startsWith("no permission")) return "extend the ACL of its user"
   if (/^(WRONGPASS|NOAUTH)$/.test(detail)) return "check `username` and `password`"
+  if (detail === replica) return "connect to its primary, or through Sentinel"
+  if (/^(LOADING|MASTERDOWN|BUSY|CLUSTERDOWN|TRYAGAIN)$/.test(detail)) return "try again later"
   return /CERT|TLS|SSL|SIGNED|ISSUER/.test(detail)
     ? "give the authority of its certificate as `tls: { ca }` and connect to a name that is in it"
     : "check that it is running there and can be reached from here"
@@ -449,6 +453,7 @@ export const detailOf = (error: RedisError | undefined): string | undefined => {
   if (error === undefined) return undefined
   const reason = error.reason
   if (reason._tag === "MissingPermission") return `no permission for ${reason.command}`
-  if (reason._tag === "AuthenticationFailed") return reason.code
+  if (reason._tag === "AuthenticationFailed" || reason._tag === "Unavailable") return reason.code
+  if (reason._tag === "ReadOnlyReplica") return replica
   return "detail" in reason ? reason.detail : undefined
 }

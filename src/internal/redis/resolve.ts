@@ -108,8 +108,13 @@ const checkPlaces = ({ cluster, host, name, path, port, sentinels, url }: Option
   if (cluster !== undefined && cluster.length === 0) throw new RangeError("Redis: cluster needs at least one address")
 }
 
+const checkPort = (port: number, what = "port"): number => {
+  if (Number.isInteger(port) && port >= 1 && port <= 65535) return port
+  throw new RangeError(`Redis: ${what} must be 1 to 65535`)
+}
+
 const placesOf = (addresses: ReadonlyArray<Address>, standard: number): Array<Place> =>
-  addresses.map(({ host, port = standard }) => ({ host: unbracketed(host), port }))
+  addresses.map(({ host, port = standard }) => ({ host: unbracketed(host), port: checkPort(port) }))
 
 /** Of texts such as `host:port,[::1]:port`; a port can be left out. */
 export const parseAddresses = (name: string, text: string): ReadonlyArray<Address> =>
@@ -118,9 +123,8 @@ export const parseAddresses = (name: string, text: string): ReadonlyArray<Addres
     const [, bracketed, plain, port] = /^(?:\[([^\]]*)\]|([^:]*))(?::([^:]*))?$/.exec(part) ?? []
     const host = bracketed ?? plain ?? part
     if (port === undefined) return { host }
-    const number = integer(`the port in ${name}`, port)
-    if (number < 1 || number > 65535) throw new RangeError(`Redis: the port in ${name} must be 1 to 65535`)
-    return { host, port: number }
+    const what = `the port in ${name}`
+    return { host, port: checkPort(integer(what, port), what) }
   })
 
 /** A password is redacted, so that no log has it. */
@@ -135,9 +139,8 @@ export const resolve = (options: Options): Source => {
   const parsed: ParsedUrl = url === undefined ? {} : parseUrl(Redacted.isRedacted(url) ? Redacted.value(url) : url)
   const path = options.path ?? parsed.path
   const host = options.host ?? parsed.host ?? "localhost"
-  const port = options.port ?? parsed.port ?? 6379
+  const port = checkPort(options.port ?? parsed.port ?? 6379)
   const db = options.db ?? parsed.db ?? 0
-  if (!Number.isInteger(port) || port < 1 || port > 65535) throw new RangeError("Redis: port must be 1 to 65535")
   if (!Number.isInteger(db) || db < 0) throw new RangeError("Redis: db must be a non-negative integer")
   if (cluster !== undefined && db !== 0) throw new RangeError("Redis: a Cluster has only database 0")
   if (!/^[!-~]+$/.test(clientName)) throw new RangeError("Redis: clientName must be ASCII without spaces")
