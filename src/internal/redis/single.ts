@@ -97,8 +97,11 @@ class Single implements SingleConnection {
     this.#watchdog?.cancel()
     this.#revival?.cancel()
     this.#inFlight.rejectAll(fail(new ConnectionLost({ address: this.#options.address, detail: "closed" })))
+    const { stream } = this.client
     this.client.disconnect()
-    this.client.stream?.destroy()
+    // ioredis waits for the event of a socket that has closed before, and its timer would keep the process for as long.
+    if (stream?.closed === true) stream.emit("close")
+    else stream?.destroy()
     this.#listeners.close()
   }
 
