@@ -66,14 +66,20 @@ const counted = (holds: ReadonlyArray<Hold>, run: Run): ReadonlyArray<Anomaly> =
 
 const tokenOf = (value: string): number => Number.parseInt(value, 10)
 
-/** Of those of one id, one was published. Holders release a lock in the order of their tokens, and so are the events. */
+/**
+ * Of those of one id, one was published. Holders release a lock in the order of their tokens, and so are the events, unless Redis has
+ * forgotten a holder before its release.
+ */
 export const released = (holds: ReadonlyArray<Hold>, run: Run): ReadonlyArray<Anomaly> => {
   const ids = new Map<string, string>()
+  const since = new Map<string, number>()
   const duplicates: Array<{ readonly at: number; readonly hold: Hold; readonly value: string }> = []
   for (const hold of holds) {
     for (const { at, what: [word, , value, id] } of hold.told) {
-      if (word === "writes") ids.set(String(value), String(id))
-      else if (word === "duplicate") duplicates.push({ at, hold, value: String(value) })
+      if (word === "writes") {
+        ids.set(String(value), String(id))
+        since.set(String(value), hold.asked)
+      } else if (word === "duplicate") duplicates.push({ at, hold, value: String(value) })
     }
   }
   return holds.filter(({ told }) => told.at(-1)?.what[0] === "counted").flatMap((census) => {
@@ -90,7 +96,8 @@ export const released = (holds: ReadonlyArray<Hold>, run: Run): ReadonlyArray<An
     }
     if (!holds.some(({ kind }) => kind === "outbox release")) return found.slice(0, 5)
     for (const [at, value] of values.slice(1).entries()) {
-      if (tokenOf(value) < tokenOf(values[at]!)) {
+      const from = since.get(value) ?? 0
+      if (tokenOf(value) < tokenOf(values[at]!) && !forgot(run, from, census.ended ?? from)) {
         found.push({ check: "order", detail: `${value} was published after ${values[at]}`, holds: [census] })
       }
     }
