@@ -31,7 +31,7 @@
 --   a<job>             the members that wait for the outcome of a job: their claims
 --   y<job>             the subscriber of a job: lua/QueueErrands.lua
 --   j<job>             a cancelled job that keeps its slots: lua/QueueCancel.lua
---   i<id>              of the id of a producer: the first id of its job, if that was replayed; `ids` has that, too
+--   F<id>              of the id of a producer: the first id of its job, if that was replayed; `ids` has that, too
 --   x<id>              of an id for deduplication: the first job, and the job that is kept behind it
 --   q                  the list of workers that have credit and no job for it: their claims, in the order of their turns
 --   z                  of a queue with other shards: the workers to be told when there are jobs that no worker has credit for
@@ -298,10 +298,10 @@ end
 -- The id that a producer gave is not that of a job any more. Answers the first id of the job, if it was replayed.
 local function freeId(queue, given)
   call('HDEL', queue.ids, given)
-  local first = queue.buried > 0 and call('HGET', queue.key, 'i' .. given)
+  local first = queue.buried > 0 and call('HGET', queue.key, 'F' .. given)
   if not first then return nil end
   call('HDEL', queue.ids, first)
-  call('HDEL', queue.key, 'i' .. given)
+  call('HDEL', queue.key, 'F' .. given)
   return first
 end
 

@@ -59,7 +59,7 @@ handlers['queue.replay'] = function(ctx, key, id)
   call('HSET', queue.ids, given, letter .. at)
   if first then
     call('HSET', queue.ids, first, letter .. at)
-    call('HSET', key, 'i' .. given, first)
+    call('HSET', key, 'F' .. given, first)
   end
   if given ~= former and first ~= former then
     noteIn(ctx, queue, 'i' .. former, letter .. at)

@@ -140,13 +140,13 @@ end
 
 -- The length may be lower than before.
 extend.lower = function(queue)
-  queue.lowered = queue.overflow == DROP and queue.length > 0 and lengthOf(queue) > queue.length
+  queue.lowered = queue.overflow == DROP and queue.length > 0 and lengthOf(queue) > queue.length or nil
   if queue.lowered then call('HSET', queue.key, 'l', '') else call('HDEL', queue.key, 'l') end
 end
 
 -- At an alarm: whether that is still to be enforced.
 extend.lowering = function(queue)
-  queue.lowered = call('HGET', queue.key, 'l') ~= false
+  queue.lowered = call('HGET', queue.key, 'l') and true or nil
 end
 
 -- At the end of a call: tells the first member of the line of room, or removes the jobs beyond the length.
@@ -156,15 +156,15 @@ extend.bound = function(ctx, queue)
     local excess = math.min(-room, queue.lowered and MOST_DROPPED or queue.offered, MOST_DROPPED)
     if excess > 0 then
       local dropped = dropJobs(ctx, queue, excess)
+      -- Or else an alarm would ring for it again and again.
+      queue.lowered = queue.lowered and dropped > 0
       queue.dropped, room = queue.dropped + dropped, room + dropped
       -- A job behind one of these may be able to begin.
       if queue.workers > 0 then dispatchJobs(ctx, queue) end
     end
   end
-  if queue.lowered then
-    if queue.overflow == DROP and queue.length > 0 and room < 0 then return soonerDue(ctx, queue, ctx.now) end
-    call('HDEL', queue.key, 'l')
-  end
+  if queue.lowered and queue.overflow == DROP and queue.length > 0 and room < 0 then return soonerDue(ctx, queue, ctx.now) end
+  if queue.lowered ~= nil then call('HDEL', queue.key, 'l') end
   if queue.overflow == DROP and queue.length > 0 then return end
   -- The length was removed, or offers do not wait any more: the members of the line go on.
   if queue.length == 0 or queue.overflow ~= WAIT then room = 1 end
