@@ -138,9 +138,13 @@ local function dropJobs(ctx, queue, excess)
   return excess - left
 end
 
+local function isDropping(queue)
+  return queue.overflow == DROP and queue.length > 0
+end
+
 -- The length may be lower than before.
 extend.lower = function(queue)
-  queue.lowered = queue.overflow == DROP and queue.length > 0 and lengthOf(queue) > queue.length or nil
+  queue.lowered = isDropping(queue) and lengthOf(queue) > queue.length or nil
   if queue.lowered then call('HSET', queue.key, 'l', '') else call('HDEL', queue.key, 'l') end
 end
 
@@ -149,23 +153,23 @@ extend.lowering = function(queue)
   queue.lowered = call('HGET', queue.key, 'l') and true or nil
 end
 
+-- Removes jobs beyond the length: as many as were offered, or all of them, over several calls.
+local function dropBeyond(ctx, queue, excess)
+  local count = math.min(excess, queue.lowered and MOST_DROPPED or queue.offered, MOST_DROPPED)
+  local dropped = count > 0 and dropJobs(ctx, queue, count) or 0
+  queue.dropped = queue.dropped + dropped
+  -- A job behind one of these may be able to begin.
+  if count > 0 and queue.workers > 0 then dispatchJobs(ctx, queue) end
+  if not queue.lowered then return end
+  -- If nothing could be dropped, an alarm would ring for it again and again.
+  if dropped > 0 and dropped < excess then return soonerDue(ctx, queue, ctx.now) end
+  call('HDEL', queue.key, 'l')
+end
+
 -- At the end of a call: tells the first member of the line of room, or removes the jobs beyond the length.
 extend.bound = function(ctx, queue)
   local room = queue.length - lengthOf(queue)
-  if queue.overflow == DROP and queue.length > 0 and room < 0 then
-    local excess = math.min(-room, queue.lowered and MOST_DROPPED or queue.offered, MOST_DROPPED)
-    if excess > 0 then
-      local dropped = dropJobs(ctx, queue, excess)
-      -- Or else an alarm would ring for it again and again.
-      queue.lowered = queue.lowered and dropped > 0
-      queue.dropped, room = queue.dropped + dropped, room + dropped
-      -- A job behind one of these may be able to begin.
-      if queue.workers > 0 then dispatchJobs(ctx, queue) end
-    end
-  end
-  if queue.lowered and queue.overflow == DROP and queue.length > 0 and room < 0 then return soonerDue(ctx, queue, ctx.now) end
-  if queue.lowered ~= nil then call('HDEL', queue.key, 'l') end
-  if queue.overflow == DROP and queue.length > 0 then return end
+  if isDropping(queue) then dropBeyond(ctx, queue, -room) end
   -- The length was removed, or offers do not wait any more: the members of the line go on.
   if queue.length == 0 or queue.overflow ~= WAIT then room = 1 end
   if queue.queued == 0 or queue.told == 1 or room <= 0 then return end

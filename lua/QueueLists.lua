@@ -357,7 +357,7 @@ handlers['queue.obliterate'] = function(ctx, key, behind)
   if not more then
     call('UNLINK', queue.letters, queue.ids, queue.schedules, queue.delays, queue.notebook)
     call('HDEL', key, 'h')
-    -- What is left there is done. Cancelled jobs whose handlers have not ended have no entries.
+    -- The entries that are left belong to finished jobs. A cancelled job whose handler has not ended has none.
     for letter in pairs(LAST) do
       call('XTRIM', queue[letter], 'MAXLEN', '=', 0)
       queue[DONE[letter]], queue[FULL[letter]] = 0, 0

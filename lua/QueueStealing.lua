@@ -264,8 +264,8 @@ end
 -- Offers
 -- -----------------------------------------------------------------------------
 
--- Owners of deques may take jobs now, before the worker whose turn it is. Where all of them share so many slots, the turns decide: else
--- who has ended a job would have the slot again, for as long as it has jobs.
+-- Owners of deques may take jobs now, before the worker whose turn it is. Where all workers share so many slots, the turns decide: or else
+-- the worker that has ended a job would have its slot again, for as long as its deque has jobs.
 local function rouse(queue, deque, anyway)
   if queue.limit > 0 and not anyway then return end
   queue.eager = queue.eager or {}

@@ -412,4 +412,15 @@ layer(TestServer.layer, live)("a queue of a length", (it) => {
         yield* shows(queue, { waiting: 3 })
         assert.isTrue(Option.isNone(yield* queue.job("none").status))
       })))
+
+  it.effect("lets waiting offers go on when the oldest jobs are dropped for them from now on", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, limited(1))
+        const fibers = yield* Effect.forEach(upTo(4), (n) => Effect.forkChild(queue.offer(n)))
+        yield* waitersOf(fibers, 3)
+        yield* on(b!, limited(1, "dropOldest"))
+        yield* waitersOf(fibers, 0)
+        yield* shows(queue, { waiting: 1, dropped: 3 })
+      })))
 })
