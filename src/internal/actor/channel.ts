@@ -376,9 +376,8 @@ export class Channel implements Beating, First, Guarded {
     if (away.size === 0 && silentSince === undefined) return requestTimeout
     const now = io.now()
     const left = (since = now) => Math.max(0, since + requestTimeout - now)
-    const own = left(away.get(this))
-    if (own === 0) return 0
-    const others = Math.min(left(silentSince), ...Array.from(away.values(), left).filter((millis) => millis === 0))
+    if (left(away.get(this)) === 0) return 0
+    const others = [...away.values()].some((since) => left(since) === 0) ? 0 : left(silentSince)
     return Math.max(others, transport.connections.topology === "cluster" ? requestTimeout / partitions : 0)
   }
 

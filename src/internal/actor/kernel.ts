@@ -206,10 +206,8 @@ export class Kernel implements Office {
     const { margin, requestTimeout } = this.settings
     const { log } = this.hooks
     const channels = [...this.channels()]
-    const now = this.io.now()
-    const isHanging = channels.some((channel) => channel.isLongAway())
-    const waited = isHanging ? requestTimeout : Math.min(requestTimeout, now - (this.silentSince ?? now))
-    const until = now + margin + requestTimeout - waited
+    const patience = Math.min(requestTimeout, ...channels.map((channel) => channel.patience()))
+    const until = this.io.now() + margin + patience
     const ending = [...this.#tenants].map((tenant) => tenant.close())
     const calming = channels.map((channel) => channel.calm())
     await this.#within(margin, Promise.all([...ending, ...calming]))
