@@ -301,6 +301,13 @@ local function attempt(ctx, member, f, ...)
   end
 end
 
+-- Releases one thing that a dead session owned.
+local function reap(ctx, key, session, entry)
+  local id, kind = match(entry, '^([^:]*):([^:]*):')
+  attempt(ctx, session, reapers[kind], key, session, id)
+  if not disownInRecord(ctx, session, entry) then call('SREM', ownedBy(ctx, session), entry) end
+end
+
 -- session.reap: releases one thing that a dead session owned, and wakes the next waiter
 -- keys: all
 -- args: session string, entry string
@@ -308,10 +315,23 @@ end
 -- flags: allow-oom
 handlers['session.reap'] = function(ctx, key, session, entry)
   if isAlive(ctx, session) then return '["alive"]' end
-  local id, kind = match(entry, '^([^:]*):([^:]*):')
-  attempt(ctx, session, reapers[kind], key, session, id)
-  if not disownInRecord(ctx, session, entry) then call('SREM', ownedBy(ctx, session), entry) end
+  reap(ctx, key, session, entry)
   return '["reaped"]'
+end
+
+-- session.inherit: as session.owned, when what the session owned of a resource has been released, if few things are in its record: the
+-- process that asks waits for it
+-- keys: all
+-- args: session string
+-- reply: ["alive"] | ["forgotten"] | ["aside"] | ["owns", entries strings]
+-- flags: allow-oom
+handlers['session.inherit'] = function(ctx, key, session)
+  if isAlive(ctx, session) or isUnnamed(ctx, session) then return '["alive"]' end
+  local resource = sub(key, #ctx.prefix + 1)
+  for _, entry in ipairs(ownedInRecord(ctx, session)) do
+    if match(entry, '^[^:]*:(.*)$') == resource then reap(ctx, key, session, entry) end
+  end
+  return handlers['session.owned'](ctx, nil, session)
 end
 
 -- alarm.ring: does what a resource has asked to be woken for

@@ -79,12 +79,25 @@ const alone = Effect.gen(function*() {
       log: ignore,
       ...settings
     })
+  const wanted: { key: string | undefined } = { key: undefined }
   const reaper = yield* Effect.acquireRelease(
-    Effect.sync(() => new Reaper(transport, io, prefix, ignore, () => true)),
+    Effect.sync(() => new Reaper(transport, io, prefix, ignore, () => true, () => wanted.key)),
     (reaper) => Effect.sync(() => reaper.close())
   )
   const end = (id: string) => Effect.andThen(ask(id, "session.end", [id, "1"]), Effect.promise(() => reaper.reap(id)))
-  return { server, namespace, connections, transport, signal: `${prefix}signal:a`, ask, open, end, outbox, reaper }
+  return {
+    server,
+    namespace,
+    connections,
+    transport,
+    signal: `${prefix}signal:a`,
+    ask,
+    open,
+    end,
+    outbox,
+    reaper,
+    wanted
+  }
 })
 
 const requested = <V extends Verb>(
@@ -182,11 +195,13 @@ layer(TestServer.layer, live)("without the layers above it", (it) => {
       })
     ))
 
-  it.effect.each([true, false])(
-    "a reaper releases what a session owned that has ended, expected: %s",
+  it.effect.each(["not", "expected", "expected and waited for", "expected, and another is waited for"])(
+    "a reaper releases what a session owned that has ended, which was %s",
     (expected) =>
-      standing(({ ask, end, open, outbox, reaper, signal, transport }) =>
+      standing(({ ask, end, open, outbox, reaper, signal, transport, wanted }) =>
         Effect.gen(function*() {
+          if (expected === "expected and waited for") wanted.key = signal
+          if (expected === "expected, and another is waited for") wanted.key = `${signal}b`
           const one = yield* open("one")
           const other = yield* open("other")
           yield* requested(outbox(one), "signal.await", signal, ["claim"])
@@ -202,7 +217,7 @@ layer(TestServer.layer, live)("without the layers above it", (it) => {
           yield* Effect.promise(() => reaper.tick(one.id))
           assert.strictEqual(yield* waiters, 1)
           yield* ask(one.id, "session.end", [one.id, "1"])
-          yield* Effect.promise(() => reaper.tick(expected ? one.id : undefined))
+          yield* Effect.promise(() => reaper.tick(expected === "not" ? undefined : one.id))
           assert.strictEqual(yield* waiters, 0)
           yield* end(other.id)
         })

@@ -3,9 +3,11 @@ import { assert } from "@effect/vitest"
 import { Effect, Fiber, Option } from "effect"
 import { Coordinator, Lease, Lock, ReadWriteLock, Semaphore } from "../../src/index.ts"
 import { placeOf, spaceOf } from "../../src/internal/hold/place.ts"
+import { make as proxy } from "../../src/testing/Proxy.ts"
 import { eventually, realSleep } from "../support/eventually.ts"
 import { holding, node, onNode } from "../support/live.ts"
 import { fields, waits } from "../support/requests.ts"
+import { fragile, on } from "../support/several.ts"
 import { insist, leads } from "../support/uncertain.ts"
 import type { Program, Rows } from "./matrix.ts"
 
@@ -30,6 +32,7 @@ export const requests = [
   ["lock.holders", "lock:taken"],
   ["lock.waiters", "lock:taken"],
   ["session.wake", ""],
+  ["session.inherit", "lock:orphaned"],
   ["session.touch", "readWriteLock:touched"],
   ["session.end", ""],
   ["session.owned", ""],
@@ -118,6 +121,14 @@ export const program: Program = ({ line, mine, namespace, other, server }) =>
     yield* theirs.release(all)
     // Two members, and no hold that no process knows of.
     assert.strictEqual(yield* fields(server, namespace, "semaphore:pool", "o"), 2)
+
+    // What a process leaves that is gone.
+    yield* Effect.scoped(Effect.gen(function*() {
+      const lost = yield* proxy(server)
+      yield* on(yield* fragile(server, lost, namespace, 2, 2), Lock.acquire("orphaned"))
+      yield* lost.blackhole
+      yield* Effect.provideContext(Lock.withLock(Effect.void, "orphaned"), mine)
+    }))
 
     // A hold of hours is touched; here at once.
     yield* Effect.gen(function*() {

@@ -91,6 +91,9 @@ export const bugs: { readonly [name: string]: Bug } = {
       "handlers['session.owned'] = function(ctx, _, session)\nif isAlive(ctx, session) or isUnnamed(ctx, session) then return '[\"alive\"]' end",
       "handlers['session.owned'] = function(ctx, _, session)"
     ], [
+      "handlers['session.inherit'] = function(ctx, key, session)\nif isAlive(ctx, session) or isUnnamed(ctx, session) then return '[\"alive\"]' end",
+      "handlers['session.inherit'] = function(ctx, key, session)"
+    ], [
       "handlers['session.reap'] = function(ctx, key, session, entry)\nif isAlive(ctx, session) then return '[\"alive\"]' end",
       "handlers['session.reap'] = function(ctx, key, session, entry)"
     ], [

@@ -36,6 +36,8 @@ export interface Tenant extends Audience {
   readonly size: number
   /** Whether one of them waits for another session to release, or to end. */
   readonly isWaiting: () => boolean
+  /** The key of a resource that one of them waits for so. */
+  readonly wanted: () => string | undefined
   /** There is a session: waiting claims and requests enter it. */
   readonly opened: (session: Session) => void
   /** A heartbeat: refused requests are tried again, and resources of long holds are touched. */

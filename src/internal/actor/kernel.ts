@@ -32,7 +32,7 @@ export class Partition {
     const { hooks, io, settings, transport } = office
     this.index = index
     this.prefix = prefixOf(settings.namespace, index)
-    this.reaper = new Reaper(transport, io, this.prefix, hooks.log, () => this.isWaiting())
+    this.reaper = new Reaper(transport, io, this.prefix, hooks.log, () => this.isWaiting(), () => this.#wanted())
     this.questions = new Questions(settings.maxPending)
     this.reads = new Reads(office, this.questions)
   }
@@ -41,6 +41,14 @@ export class Partition {
     if (this.#watching > 0) return true
     for (const { tenant } of this.channels.values()) if (tenant.isWaiting()) return true
     return false
+  }
+
+  #wanted(): string | undefined {
+    for (const { tenant } of this.channels.values()) {
+      const key = tenant.wanted()
+      if (key !== undefined) return key
+    }
+    return undefined
   }
 
   /**

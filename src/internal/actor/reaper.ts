@@ -19,12 +19,16 @@ const renewal: Message = { verb: "session.renew", args: [] }
 
 const owning = (session: string): Message => ({ verb: "session.owned", args: [session] })
 
+const inheriting = (session: string, key: string | undefined): Message =>
+  key === undefined ? owning(session) : { verb: "session.inherit", key, args: [session] }
+
 export class Reaper {
   readonly #transport: Transport
   readonly #io: Io
   readonly #prefix: string
   readonly #log: Log
   readonly #isWanted: () => boolean
+  readonly #wanted: () => string | undefined
   readonly #running = new Map<string, Promise<void>>()
   #timer: Timer | undefined = undefined
   #at = Number.POSITIVE_INFINITY
@@ -36,13 +40,16 @@ export class Reaper {
     prefix: string,
     log: Log,
     /** Whether a claim of this process waits for something that the end of a session may bring. */
-    isWanted: () => boolean
+    isWanted: () => boolean,
+    /** The key of a resource that such a claim is about, if any does. */
+    wanted: () => string | undefined
   ) {
     this.#transport = transport
     this.#io = io
     this.#prefix = prefix
     this.#log = log
     this.#isWanted = isWanted
+    this.#wanted = wanted
   }
 
   /** As `ask`, and again when the connection was lost meanwhile. */
@@ -67,7 +74,7 @@ export class Reaper {
     if (this.#closed || millis < 0 || millis > 0 && !this.#isWanted()) return
     // The first coordinator does the work, and the others find nothing to do; so they do not come at once. Timers of Node may be early
     // by a part of a millisecond.
-    const at = this.#io.now() + millis + 0.5 + this.#io.random() * 2
+    const at = this.#io.now() + millis + 0.5 + this.#io.random()
     if (this.#timer !== undefined) {
       if (this.#at <= at) return
       this.#timer.cancel()
@@ -86,7 +93,7 @@ export class Reaper {
    */
   tick(ending?: string): Promise<void> {
     return this.#once("", async () => {
-      const messages = ending === undefined ? [renewal] : [renewal, owning(ending)]
+      const messages = ending === undefined ? [renewal] : [renewal, inheriting(ending, this.#wanted())]
       const [reply, owned] = await this.insist(ending ?? "", messages)
       if (reply![0] !== "renewed") return
       const reaping = ending && this.reap(ending, owned)
@@ -113,7 +120,8 @@ export class Reaper {
    */
   reap(session: string, known?: Reply): Promise<void> {
     return this.#once(session, async () => {
-      for (let next = known;; next = undefined) {
+      // What could not be released there is released one by one.
+      for (let next = known?.[0] === "failed" ? undefined : known;; next = undefined) {
         const owned = next ?? (await this.insist(session, [owning(session)]))[0]!
         if (owned[0] !== "owns") return
         const entries = owned[1] as ReadonlyArray<string>

@@ -32,6 +32,11 @@ export class Claims {
     return this.#waiting
   }
 
+  /** One that waits in Redis, if any does. */
+  get queued(): Entry | undefined {
+    return this.#waiting === 0 ? undefined : this.#all.find(({ state }) => state === "queued")
+  }
+
   get observing(): number {
     return this.#observing
   }

@@ -56,6 +56,11 @@ export class Table<A extends Named> {
     if (slots.length > least && 8 * this.#size < slots.length) this.#resize(slots.length / 2)
   }
 
+  /** One that fits, if any does. */
+  find(fits: (item: A) => boolean): A | undefined {
+    return this.#slots.find((item) => item !== undefined && fits(item))
+  }
+
   /** A copy, in no order. */
   values(): Array<A> {
     return this.filter(() => true)

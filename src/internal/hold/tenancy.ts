@@ -73,6 +73,8 @@ export class Tenancy implements Tenant, Keeper, Asker {
 
   readonly isWaiting = (): boolean => this.#claims.waiting > 0
 
+  readonly wanted = (): string | undefined => this.#claims.queued?.claim.place.key
+
   readonly isListening = (): boolean => this.#claims.waiting > 0 || this.#claims.observing > 0 || this.kept.size > 0
 
   // ---------------------------------------------------------------------------------------------------------------
