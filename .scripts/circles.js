@@ -24,7 +24,7 @@ const imports = new Map(files.map((file) => {
 
 // The lowest first: folders, and single files, which may not look at those beside them either.
 const layers = [
-  ["internal/io.ts"],
+  ["internal/io.ts", "internal/text.ts"],
   ["internal/redis/"],
   ["internal/actor/errors.ts", "internal/actor/keys.ts", "internal/actor/lua.ts"],
   ["internal/actor/home.ts", "internal/actor/wire.ts"],

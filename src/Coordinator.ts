@@ -115,6 +115,7 @@ export {
    */
   Overloaded
 } from "./internal/actor/errors.ts"
+import { messageOf } from "./internal/text.ts"
 
 /**
  * @category options
@@ -218,7 +219,7 @@ const hooksOf = Effect.fnUntraced(function*({ name, namespace }: Settings, chang
     log: (level, message, cause) => {
       const text = cause === undefined
         ? message
-        : `${message}: ${cause instanceof Error ? cause.message : String(cause)}`
+        : `${message}: ${messageOf(cause)}`
       run(Effect.annotateLogs(Effect.logWithLevel(level)(text), { namespace, node: name }))
     },
     transition: (partition, id, from, to, reason) => {

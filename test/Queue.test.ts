@@ -462,6 +462,47 @@ layer(TestServer.layer, live)("a job", (it) => {
         yield* again.stop
       })))
 
+  it.effect("is attempted as often when nobody can look at the errors of its handler", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make())
+        const throws = () => {
+          throw new Error("not to be looked at")
+        }
+        const errors: ReadonlyArray<() => unknown> = [
+          () => Object.assign(new Error("x"), { name: Symbol("name") }),
+          () => Object.defineProperty(new Error("x"), "message", { get: throws }),
+          () => new Proxy({}, { get: throws, getPrototypeOf: throws }),
+          () => {
+            const { proxy, revoke } = Proxy.revocable({}, {})
+            revoke()
+            return proxy
+          },
+          () => ({ toString: throws }),
+          () => Object.create(null)
+        ]
+        const ends: ReadonlyArray<(error: unknown) => Effect.Effect<never, unknown, Queue.Job>> = [
+          Effect.fail,
+          (error) => Effect.andThen(Effect.sleep(1), Effect.fail(error)),
+          Effect.die,
+          (error) => Effect.andThen(Effect.sleep(1), Effect.die(error)),
+          (error) => Effect.flatMap(Queue.Job, ({ discard }) => discard(error as string))
+        ]
+        const cases = ends.flatMap((end) => errors.map((error) => () => end(error())))
+        const worker = yield* working(queue, (n) => Effect.suspend(() => cases[n]!()), {
+          attempts: 2,
+          retry: Schedule.spaced("1 millis"),
+          concurrency: 2
+        })
+        yield* queue.offerAll(cases.map((_, at) => at))
+        yield* shows(queue, { dead: cases.length, active: 0, delayed: 0, waiting: 0 })
+        for (const { attempts, body, reason } of yield* lettersOf(queue)) {
+          const discarded = Number(body) >= 4 * errors.length
+          assert.deepStrictEqual([reason, attempts], discarded ? ["discarded", 1] : ["failed", 2], body)
+        }
+        yield* worker.stop
+      })))
+
   it.effect("is retried by its payload, unless its worker says otherwise", () =>
     several(1, ([a]) =>
       Effect.gen(function*() {

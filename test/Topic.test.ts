@@ -945,6 +945,22 @@ layer(TestServer.layer, live)("a group", (it) => {
         yield* Fiber.interrupt(running)
       })))
 
+  it.effect("puts aside an event whose error cannot be looked at", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const topic = yield* on(a!, make())
+        const letters = yield* on(a!, Effect.tap(topic.deadLetters("g"), purged))
+        const running = yield* Effect.forkChild(topic.run(
+          () => Effect.andThen(Effect.sleep(1), Effect.fail(Object.assign(new Error("x"), { name: Symbol("name") }))),
+          { group: "g", from: "beginning", retry: Schedule.recurs(0) }
+        ))
+        yield* topic.publish(1)
+        const [letter] = yield* collect(letters.subscribe({ from: "beginning" }), 1)
+        assert.strictEqual((letter as Topic.Event<Topic.DeadLetter>).value.attempts, 1)
+        yield* settled(topic, "g")
+        yield* Fiber.interrupt(running)
+      })))
+
   for (const deadLetter of [undefined, false] as const) {
     const what = deadLetter === undefined ? "puts aside" : "drops"
     it.effect(`${what} an event whose members have died too often, and goes on with its key`, () =>

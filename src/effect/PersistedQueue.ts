@@ -77,6 +77,7 @@ import type { Task } from "../internal/queue/job.ts"
 import { ownOf } from "../internal/queue/naming.ts"
 import { mostOverrun } from "../internal/queue/pool.ts"
 import { crewOf } from "../internal/queue/worker.ts"
+import { prettyOf } from "../internal/text.ts"
 import { persevering } from "../internal/work/patience.ts"
 import * as Queue from "../Queue.ts"
 
@@ -240,7 +241,7 @@ class Takers {
     const bury = (reason: "failed" | "undecodable", cause: Cause.Cause<unknown>): Verdict => ({
       tag: "bury",
       reason,
-      message: shortened(Cause.pretty(cause)),
+      message: shortened(prettyOf(cause)),
       outcome: ""
     })
     if (letter !== undefined) {

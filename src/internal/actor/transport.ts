@@ -5,6 +5,7 @@ import type { Io } from "../io.ts"
 import type { Caller, Connection, Connections } from "../redis/connection.ts"
 import { MissingPermission, NotConnected, RedisError, Timeout } from "../redis/errors.ts"
 import { ascii, type Call, call } from "../redis/resp.ts"
+import { messageOf } from "../text.ts"
 import { ActorDefect, CoordinatorError, type CoordinatorReason, Overloaded } from "./errors.ts"
 import { resourceOf } from "./keys.ts"
 import { allowOom, body, library, replies as shapes, type Requests } from "./lua.ts"
@@ -111,7 +112,7 @@ export const coordinatorError = (cause: unknown, key?: string): CoordinatorError
     ? new CoordinatorError({ reason: cause.reason as CoordinatorReason })
     : cause instanceof CoordinatorError
     ? cause
-    : defect("batch", cause instanceof Error ? cause.message : String(cause))
+    : defect("batch", messageOf(cause))
   const { reason } = error
   if (key === undefined || "kind" in reason && reason.kind !== undefined) return error
   // The constructor drops these fields where the reason is not about one request.

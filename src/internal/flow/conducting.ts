@@ -13,6 +13,7 @@ import type { Task } from "../queue/job.ts"
 import type { Offered } from "../queue/offering.ts"
 import type { Outcome } from "../queue/outcomes.ts"
 import type { OfferOptions, Subscriber } from "../queue/wish.ts"
+import { textOf } from "../text.ts"
 import { fail, type FlowError } from "./errors.ts"
 import type { Port } from "./graph.ts"
 import { type About, type Ended, failing, type Home, type Over, type StateLetter } from "./home.ts"
@@ -61,7 +62,7 @@ const made = (make: () => unknown, node: string): Exit.Exit<unknown, Unmade> => 
     return Exit.succeed(make())
   } catch (cause) {
     return Exit.fail(
-      new Unmade("failed", `the payload of node ${JSON.stringify(node)} could not be made: ${String(cause)}`)
+      new Unmade("failed", `the payload of node ${JSON.stringify(node)} could not be made: ${textOf(cause)}`)
     )
   }
 }

@@ -3,6 +3,7 @@
 import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
 import * as Schema from "effect/Schema"
+import { textOf } from "../text.ts"
 
 export class InvalidPayload extends Schema.Error<InvalidPayload>("lockstep/InvalidPayload")({
   _tag: Schema.tag("InvalidPayload"),
@@ -44,7 +45,7 @@ export const jsonText = <E>(
     const text = JSON.stringify(encoded) as string | undefined
     return text === undefined ? invalid(`Expected a JSON value, got ${typeof encoded}`) : Exit.succeed(text)
   } catch (cause) {
-    return invalid(String(cause))
+    return invalid(textOf(cause))
   }
 }
 

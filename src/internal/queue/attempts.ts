@@ -7,6 +7,7 @@ import type { Kernel } from "../actor/kernel.ts"
 import type { Session } from "../actor/session.ts"
 import { guarded } from "../hold/guard.ts"
 import { describe } from "../hold/loss.ts"
+import { prettyOf } from "../text.ts"
 import { Job, type Task } from "./job.ts"
 
 /** The outcome of an attempt for its job. */
@@ -113,14 +114,14 @@ export class Attempts<R> {
     }
     const { context, handling } = this.#trade
     const judged = Effect.runForkWith(context)(
-      handling.judge(task, task.late ?? exit, this.#kernel.io.now() - task.begunAt)
+      Effect.suspend(() => handling.judge(task, task.late ?? exit, this.#kernel.io.now() - task.begunAt))
     )
     judged.addObserver((exit) =>
       this.#settle(
         task,
         Exit.isSuccess(exit)
           ? exit.value
-          : { tag: "bury", reason: "failed", message: String(exit.cause), outcome: "[\"failed\",\"\"]" }
+          : { tag: "bury", reason: "failed", message: prettyOf(exit.cause), outcome: "[\"failed\",\"\"]" }
       )
     )
   }

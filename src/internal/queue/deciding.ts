@@ -24,12 +24,21 @@ export class Discarded {
   }
 }
 
+/** Of what a handler has thrown, which may be a proxy that throws. */
+export const isOf = <A>(value: unknown, kind: abstract new(...args: any) => A): value is A => {
+  try {
+    return value instanceof kind
+  } catch {
+    return false
+  }
+}
+
 /** The decision of a handler, also when its finalizers have failed. */
 export const decisionOf = ({ reasons }: Cause.Cause<unknown>): Snoozed | Discarded | undefined => {
   for (const reason of reasons) {
     if (reason._tag !== "Die") continue
     const { defect } = reason
-    if (defect instanceof Snoozed || defect instanceof Discarded) return defect
+    if (isOf(defect, Snoozed) || isOf(defect, Discarded)) return defect
   }
   return undefined
 }

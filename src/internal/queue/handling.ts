@@ -12,10 +12,11 @@ import { describe } from "../hold/loss.ts"
 import type { InvalidPayload } from "../hold/payload.ts"
 import { millis, millisOf, scheduleOf, whole } from "../hold/place.ts"
 import { receiving } from "../hold/span.ts"
+import { prettyOf, textOf } from "../text.ts"
 import type { Codec } from "../work/codec.ts"
 import { delayAfter } from "../work/patience.ts"
 import type { Handling, Verdict } from "./attempts.ts"
-import { decisionOf, Snoozed } from "./deciding.ts"
+import { decisionOf, isOf, Snoozed } from "./deciding.ts"
 import { delayBehind, mostStepped } from "./delays.ts"
 import { fail, JobFailed, JobTimeout, OutcomeUnknown, type QueueError } from "./errors.ts"
 import type { Task } from "./job.ts"
@@ -62,7 +63,7 @@ const patience = Schedule.exponential("1 second").pipe(
 )
 
 /** Of what may be no text: handlers may discard what they have caught. */
-export const shortened = (text: unknown): string => String(text).slice(0, mostText).toWellFormed()
+export const shortened = (text: unknown): string => textOf(text).slice(0, mostText).toWellFormed()
 
 const traced = <A, E, R>(self: Effect.Effect<A, E, R>, { attempt, id, queue, trace }: Task) =>
   receiving(
@@ -137,12 +138,12 @@ export const handlingOf = <A, E, R>(
     const decision = decisionOf(cause)
     if (decision instanceof Snoozed) return Effect.succeed({ tag: "retry", delay: decision.delay, attempted: false })
     if (decision !== undefined) return Effect.succeed(bury("discarded", decision.reason))
-    if (error instanceof Unfit) return Effect.succeed(bury(error.reason, error.error.message))
+    if (isOf(error, Unfit)) return Effect.succeed(bury(error.reason, error.error.message))
     const { delays } = task
     const { retry = patience } = policy
     const attempts = task.attempts ?? policy.attempts ??
       (delays !== undefined ? mostStepped : policy.retry === undefined ? mostAttempts : Number.POSITIVE_INFINITY)
-    if (task.attempt >= attempts) return Effect.succeed(bury("failed", Cause.pretty(cause)))
+    if (task.attempt >= attempts) return Effect.succeed(bury("failed", prettyOf(cause)))
     return Effect.map(
       Effect.suspend(() => {
         if (delays !== undefined) return Effect.succeed(delayBehind(delays, task.attempt))
@@ -153,7 +154,7 @@ export const handlingOf = <A, E, R>(
         return delayAfter(schedule, task.attempt, error as E, lasted)
       }),
       Option.match({
-        onNone: () => bury("failed", Cause.pretty(cause)),
+        onNone: () => bury("failed", prettyOf(cause)),
         onSome: (delay) => {
           policy.log(
             "Debug",

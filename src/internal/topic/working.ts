@@ -11,6 +11,7 @@ import type { Log } from "../actor/hooks.ts"
 import { millisOf } from "../hold/place.ts"
 import { joined } from "../hold/protect.ts"
 import { receiving } from "../hold/span.ts"
+import { prettyOf } from "../text.ts"
 import { delayAfter } from "../work/patience.ts"
 import type { Event, Gap } from "./event.ts"
 import type { Delivery } from "./group.ts"
@@ -114,7 +115,7 @@ export const handle = <A, E, R>(
       const next = Effect.flatMap(
         delayAfter(policy.retry, raw!.attempt, error, 0),
         Option.match({
-          onNone: () => aside(Cause.pretty(exit.cause)),
+          onNone: () => aside(prettyOf(exit.cause)),
           onSome: (delay) => {
             log("Debug", `event ${raw!.id}`, "is handled again", error)
             return Effect.sync(() => delivery.giveBack(millisOf(delay), ignore))

@@ -4,6 +4,7 @@ import * as Cause from "effect/Cause"
 import * as Exit from "effect/Exit"
 import * as Schema from "effect/Schema"
 import { InvalidPayload, jsonText, type Owner } from "../hold/payload.ts"
+import { messageOf } from "../text.ts"
 
 export interface Codec<in out A> {
   readonly encode: (value: A) => Exit.Exit<string, InvalidPayload>
@@ -23,7 +24,7 @@ export const codec = <A>(
   const invalid = (issue: string) => Exit.fail(new InvalidPayload({ what, kind, name, namespace, issue }))
   const refused = (cause: Cause.Cause<Schema.SchemaError>) => {
     const issue = Cause.squash(cause)
-    return invalid(issue instanceof Error ? issue.message : String(issue))
+    return invalid(messageOf(issue))
   }
   const decodeParsed = (value: unknown) => {
     const exit = decode(value)
@@ -41,7 +42,7 @@ export const codec = <A>(
       try {
         parsed = JSON.parse(body)
       } catch (cause) {
-        return invalid(String(cause))
+        return invalid(messageOf(cause))
       }
       return decodeParsed(parsed)
     }

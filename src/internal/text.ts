@@ -1,0 +1,19 @@
+/** Text for people, of values that may be anything: also of those that throw when they are looked at. */
+
+import * as Cause from "effect/Cause"
+
+const attempted = (text: () => string): string => {
+  try {
+    return text()
+  } catch {
+    return "a value that cannot be shown as text"
+  }
+}
+
+export const textOf = (value: unknown): string => attempted(() => String(value))
+
+/** Of an error, what it says. */
+export const messageOf = (error: unknown): string =>
+  attempted(() => String(error instanceof Error ? error.message : error))
+
+export const prettyOf = (cause: Cause.Cause<unknown>): string => attempted(() => Cause.pretty(cause))
