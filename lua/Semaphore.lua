@@ -11,15 +11,17 @@
 --   o<session>/<id>    a member: it keeps a semaphore alive, and hears how many permits there are
 -- Waiters wait for a weight, which is 1 where none is given. With weight 0 they wait to become a member of a semaphore that does not
 -- exist yet: capacity 0.
--- `kept` counts the holds with a k.
--- record Semaphore 2: capacity, taken, holds, members, first, last, kept
+-- `kept` counts the holds with a k; `recalled` is when processes were last asked to give theirs back, in ms.
+-- record Semaphore 3: capacity, taken, holds, members, first, last, kept, recalled
 
 local MOST_LISTED = 1000
+-- So long, in ms, may what was recalled be on its way: as `patience` in src/internal/hold/kept.ts.
+local RECALL = 100
 
 local function load(key, capacity)
   local found = call('HMGET', key, 's', 'w')
   local state = found[1] and unpackSemaphore(found[1])
-    or { capacity = capacity, taken = 0, holds = 0, members = 0, first = 1, last = 0, kept = 0 }
+    or { capacity = capacity, taken = 0, holds = 0, members = 0, first = 1, last = 0, kept = 0, recalled = 0 }
   state.written = found[2]
   collectWaiters(state, found[2])
   return state
@@ -112,6 +114,7 @@ local function recallKept(ctx, key, state)
     end
   end
   state.kept, state.changed = 0, true
+  if found then state.recalled = ctx.now end
   return found
 end
 
@@ -197,13 +200,13 @@ local function take(ctx, key, id, weight, capacity, how)
   if state.first > state.last and state.taken + weight <= state.capacity then
     return grant(ctx, key, state, id, weight, find(how, 'k', 1, true))
   end
-  if recallKept(ctx, key, state) or wait == '1' then return enqueue(ctx, key, state, id, weight) end
+  if recallKept(ctx, key, state) or wait == '1' or ctx.now - state.recalled < RECALL then return enqueue(ctx, key, state, id, weight) end
   return wait == '0' and isStale(ctx) and STALE or '["busy"]'
 end
 
 -- semaphore.take: takes a weight, or queues for it. `how` begins with "1" to wait; with "0" for not at all; "2" for not at all, though an
 -- expired session may stand in the way. With "k" behind that, its process may keep what it has released, as it may keep a lock: see
--- `lock.take`. When there is too little for another claim, all that is kept is recalled, and the claim queues, whether it waits or not.
+-- `lock.take`. When there is too little for another claim, all that is kept is recalled, and the claim queues, whether it waits or not; so do those that come soon after it.
 -- With "a", it may have been asked before.
 -- keys: hash
 -- args: id string, weight number, capacity number, how string

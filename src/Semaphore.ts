@@ -355,6 +355,8 @@ class SemaphoreImpl implements Semaphore {
         onSuccess: ([tag]) => {
           if (tag === "missing") return Effect.fail(fail(new SemaphoreGone(aboutOf(this.#place))))
           this.#known.permits = permits
+          // What is kept would be taken again without asking whether there is as much: the recall comes a moment later.
+          this.#place.tenancy.kept.surrenderKey(this.#place.key)
           return Effect.void
         }
       })

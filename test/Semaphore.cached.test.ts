@@ -128,4 +128,43 @@ layer(TestServer.layer, live)("what is cached", (it) => {
         yield* eventually(Effect.map(fields(server, namespace, "semaphore:a", "h"), (holds) => holds === 0))
         assert.strictEqual(yield* shared.available, 2)
       })).pipe(Effect.scoped))
+
+  it.effect("is available to several callers at once, as far as it is not in use", () =>
+    several(2, ([one, two]) =>
+      Effect.gen(function*() {
+        const make = Semaphore.make({ name: "a", permits: 2 })
+        const [own, shared] = [yield* onNode(one!)(make), yield* onNode(two!)(make)]
+        const keep = own.withPermits(2, { cached: true })(token)
+        const some = Effect.forEach(
+          [1, 2, 3],
+          () => shared.withPermitsIfAvailable(1)(Effect.as(Effect.sleep("300 millis"), true)),
+          { concurrency: "unbounded" }
+        )
+        // It is kept only when it is taken again at once.
+        const found = yield* Effect.repeat(
+          Effect.gen(function*() {
+            yield* Effect.repeat(keep, { until: () => keptOf(one!, "semaphore").size > 0 })
+            return (yield* some).filter(Option.isSome).length
+          }),
+          { until: (found) => found === 2, times: 3 }
+        )
+        assert.strictEqual(found, 2)
+        // And soon after they have come back, those who come too late hear it at once.
+        const held = yield* shared.take(2)
+        yield* Effect.sleep("150 millis")
+        const { millis, result } = yield* within(shared.takeIfAvailable(1), 1000, "the answer")
+        assert.isTrue(Option.isNone(result))
+        assert.isBelow(millis, 90)
+        yield* shared.release(held)
+      })).pipe(Effect.scoped))
+
+  it.effect("is not more than there is after a resize", () =>
+    several(1, ([one]) =>
+      Effect.gen(function*() {
+        const semaphore = yield* onNode(one!)(Semaphore.make({ name: "a", permits: 5 }))
+        const four = onNode(one!)(semaphore.withPermits(4, { cached: true })(Effect.void))
+        yield* Effect.repeat(four, { until: () => keptOf(one!, "semaphore").size > 0 })
+        yield* semaphore.resize(3)
+        assert.strictEqual((yield* Effect.flip(four)).reason._tag, "PermitsExceeded")
+      })).pipe(Effect.scoped))
 })

@@ -135,6 +135,11 @@ export class Kept {
     for (const stretch of this.#all()) this.surrender(stretch)
   }
 
+  /** Surrenders what is kept of this resource. */
+  surrenderKey(key: string): void {
+    for (const stretch of this.#byKey.get(key) ?? []) this.surrender(stretch)
+  }
+
   /** Releases what rests of this resource. */
   surrenderResting(key: string): void {
     for (const stretch of this.#byKey.get(key) ?? []) if (stretch.resting !== undefined) this.surrender(stretch)
