@@ -208,10 +208,11 @@ handlers['taskGroup.register'] = function(ctx, key, id, shard, run, again)
   return reply('granted', token, group.round)
 end
 
--- taskGroup.submit: ends a registration with a result, or an error; the same again changes nothing
+-- taskGroup.submit: ends a registration with a result, or an error; the same again changes nothing, and what follows it was executed with
+-- the first one
 -- keys: hash, items
 -- args: shard string, token string, fine boolean, value string
--- reply: ["submitted"] | ["refused"]
+-- reply: ["submitted"] | ["repeated"] | ["refused"]
 handlers['taskGroup.submit'] = function(ctx, key, shard, token, fine, value)
   local group = loadTasks(key)
   local status, newest, claim = findTask(ctx, shard)
@@ -221,10 +222,10 @@ handlers['taskGroup.submit'] = function(ctx, key, shard, token, fine, value)
     call('HDEL', ctx.items, 'w' .. claim)
     call('HSET', ctx.items, 'v' .. shard, value)
     moveTask(ctx, key, group, shard, 'running', fine ~= '' and 'done' or 'failed', token, claim)
-  elseif (status == 'done') ~= (fine ~= '') or call('HGET', ctx.items, 'v' .. shard) ~= value then
-    return '["refused"]'
+    return '["submitted"]'
   end
-  return '["submitted"]'
+  local same = (status == 'done') == (fine ~= '') and call('HGET', ctx.items, 'v' .. shard) == value
+  return same and '["repeated"]' or '["refused"]'
 end
 
 -- taskGroup.restore: says again how a registration has ended, if Redis has forgotten it

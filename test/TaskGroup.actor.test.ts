@@ -159,7 +159,7 @@ class Model {
       this.#move(name, fine ? "done" : "failed", token, shard.owner, value)
       return "submitted"
     }
-    return shard.status === (fine ? "done" : "failed") && shard.value === value ? "submitted" : "refused"
+    return shard.status === (fine ? "done" : "failed") && shard.value === value ? "repeated" : "refused"
   }
 
   restore(name: string, status: Status, token: number, value: string, round: number, run: string): string {

@@ -2,7 +2,7 @@
 import { assert, layer } from "@effect/vitest"
 import { Cause, Deferred, Duration, Effect, Exit, Fiber, Option, Queue, Scheduler, Schema, Scope, Stream } from "effect"
 import * as fc from "fast-check"
-import { Coordinator, Lock, TaskGroup } from "../src/index.ts"
+import { Coordinator, Lock, TaskGroup, Topic } from "../src/index.ts"
 import { spaceOf } from "../src/internal/hold/place.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
 import { assertUnanswered, behindLine } from "./support/behindLine.ts"
@@ -86,6 +86,30 @@ layer(TestServer.layer, live)("a task group", (it) => {
           lost: 0,
           changed: undefined
         })
+      })))
+
+  it.effect("stores what is published with a result once, also when that is submitted again after an interruption", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const group = yield* groupOn(a!)
+        const topic = yield* on(a!, Topic.make({ name: "done", schema: Schema.Number, colocate: "job" }))
+        yield* Effect.addFinalizer(() => Effect.orDie(topic.purge))
+        const ends = yield* Effect.forEach(Array.from({ length: 30 }, (_, at) => at), (at) =>
+          Effect.scoped(Effect.gen(function*() {
+            const task = yield* group.register(String(at))
+            const submit = Effect.flatMap(topic.publication(at), (publish) =>
+              task.submit(at, { publish }))
+            yield* Effect.timeoutOption(submit, at % 3)
+            return yield* Effect.match(submit, { onFailure: ({ reason }) => reason._tag, onSuccess: () => "again" })
+          })))
+        assert.isTrue(
+          ends.every((end) =>
+            end === "again" || end === "SubmitRefused"
+          ),
+          String(ends)
+        )
+        assert.include(ends, "again")
+        assert.strictEqual((yield* topic.state).length, ends.length)
       })))
 
   it.effect("has one worker for each shard, and none for one that is done", () =>

@@ -236,14 +236,14 @@ export class Tasks {
       waits: true,
       following: followingOf(this.place, publish, "submitted"),
       answered: ([tag]) => {
-        if (tag !== "submitted") return
+        if (tag === "refused") return
         registration.status = fine ? "done" : "failed"
         registration.value = value
         // There is nothing left to hold.
         this.place.tenancy.release(hold, () => {})
       }
     })
-    return Effect.map(submitted, ([tag]) => tag === "submitted")
+    return Effect.map(submitted, ([tag]) => tag !== "refused")
   }
 
   #forget(registration: Registration): void {
