@@ -391,7 +391,7 @@ handlers['barrier.arrive'] = function(ctx, key, id, arrival, member, contributio
     end
     -- The results of all generations since then are kept, unless there are too many: then it may have arrived in one of the others.
     if not known and epoch == text(state.epoch) and state.generation > since + RESULTS then
-      return reply('broken', tonumber(since), 1, 'left', 0)
+      return reply('broken', tonumber(since), 0, 'unknown', 0)
     end
   end
   if not enrolled then

@@ -184,10 +184,11 @@ export interface Options<A = void, E = never, R = never> {
  *
  * `why` it was broken:
  *
- * - `left`: a party that waited was interrupted, timed out or died, or its session was lost. Also for a party that lost its own
- *   session, when the end of its generation is not known any more.
+ * - `left`: a party that waited was interrupted, timed out or died, or its session was lost.
  * - `action`: the action did not succeed.
  * - `reset`: a process has reset the barrier.
+ * - `unknown`: this party was away for so long that the end of its generation is not known any more. It may have passed, with what this
+ *   party has brought. `generation` is the one that was open when the party began to wait.
  *
  * @category errors
  * @since 0.1.0
@@ -199,11 +200,15 @@ export class BarrierBroken extends Schema.Error<BarrierBroken>("lockstep/Barrier
   generation: Schema.Number,
   /** How many of the parties were not there any more, or not yet. */
   missing: Schema.Number,
-  why: Schema.Literals(["left", "action", "reset"])
+  why: Schema.Literals(["left", "action", "reset", "unknown"])
 }) {
   override get message(): string {
-    const why = { left: "a party has left", action: "its action did not succeed", reset: "it was reset" }[this.why]
     const subject = describe("barrier", this.name, this.namespace)
+    if (this.why === "unknown") {
+      return `How generation ${this.generation} of ${subject} has ended is not known any more: it may have passed. ` +
+        `Look at what the others have done, and await again, or give up.`
+    }
+    const why = { left: "a party has left", action: "its action did not succeed", reset: "it was reset" }[this.why]
     return `Generation ${this.generation} of ${subject} was broken, because ${why} ` +
       `(missing parties: ${this.missing}): await again, or give up.`
   }

@@ -166,7 +166,7 @@ class BarrierModel extends Mail {
       return ["queued"]
     }
     // It may have been of a generation that is forgotten.
-    if (since !== undefined && this.generation > since + 4) return ["broken", since, 1, "left", 0]
+    if (since !== undefined && this.generation > since + 4) return ["broken", since, 0, "unknown", 0]
     if (this.runner === undefined && this.arrivals.length + 1 >= this.parties) this.#sweep()
     this.arrivals.push(next)
     this.advance()
@@ -677,7 +677,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "120 seconds" })("
           await arrive("A", `${n + 3}a`)
           await send("A", "session.leave", [`${n + 3}a`])
         }
-        assert.deepStrictEqual<unknown>(await arrive("B", "1b", ` ${epoch} 1`), ["broken", 1, 1, "left", 0])
+        assert.deepStrictEqual<unknown>(await arrive("B", "1b", ` ${epoch} 1`), ["broken", 1, 0, "unknown", 0])
       })
       yield* Effect.promise(() => redis.call("FUNCTION", "FLUSH"))
     }))

@@ -85,7 +85,8 @@ export class RunUnknown extends Schema.Error<RunUnknown>("lockstep/Flow/RunUnkno
   ...run
 }) {
   override get message(): string {
-    return `The ${about(this)} is not known: it was never started, or has ended longer ago than its \`retention\`.`
+    return `The ${about(this)} is not known: it was never started, has ended longer ago than its \`retention\`, ` +
+      `or Redis has lost its data. Start it again if it is still needed.`
   }
 }
 
