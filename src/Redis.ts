@@ -71,7 +71,14 @@ import type * as IoRedis from "ioredis"
 import { CurrentIo, type Io, millisIn } from "./internal/io.ts"
 import { cluster } from "./internal/redis/cluster.ts"
 import { blockingMillis, checkCommand, checkShared } from "./internal/redis/command.ts"
-import { type Connection, type ConnectionState, type NodeConnection, register } from "./internal/redis/connection.ts"
+import {
+  type Connection,
+  type ConnectionState,
+  type NodeConnection,
+  register,
+  type ServerInfo,
+  type Topology
+} from "./internal/redis/connection.ts"
 import * as embedded from "./internal/redis/embedded.ts"
 import { EmbeddedFailed, RedisError, summary, Timeout } from "./internal/redis/errors.ts"
 import type { EmbeddedOptions, Options, Timeouts } from "./internal/redis/options.ts"
@@ -294,6 +301,35 @@ const open = (source: Source, io: Io, connectTimeout: number, log: Log) => {
   }
 }
 
+// In milliseconds.
+const again = 100
+
+/** What a server says of itself. In a Cluster it may just have been lost, or have become a replica: then another one is asked. */
+const introduced = async (
+  commands: ReturnType<typeof open>["commands"],
+  topology: Topology,
+  io: Io,
+  deadline: number
+): Promise<{ readonly server: ServerInfo; readonly functions: boolean }> => {
+  const rest = () => Math.max(1, deadline - io.now())
+  // A node that has just become a replica may not answer at all.
+  const patience = topology === "cluster" ? rest() / 4 : rest()
+  for (;;) {
+    const within = Math.min(patience, rest())
+    try {
+      return { server: await commands.server(within), functions: await probeFunctions(commands, within) }
+    } catch (error) {
+      const isOver = rest() <= again || commands.state() === "closed"
+      if (topology !== "cluster" || isOver || !isPassing(error as RedisError)) throw error
+      await new Promise<void>((resolve) => void io.after(again, resolve))
+    }
+  }
+}
+
+const isPassing = ({ reason }: RedisError): boolean =>
+  reason._tag === "ReadOnlyReplica" || reason._tag === "ConnectionLost" || reason._tag === "Timeout" ||
+  reason._tag === "NotConnected" && reason.detail !== "WRONGPASS" && reason.detail !== "NOAUTH"
+
 const make = Effect.fnUntraced(function*(resolved: () => Source, timeouts: Timeouts) {
   const source = resolved()
   const { address, topology } = source
@@ -309,10 +345,8 @@ const make = Effect.fnUntraced(function*(resolved: () => Source, timeouts: Timeo
   )
   // One deadline for all steps.
   const deadline = io.now() + connectTimeout
-  const rest = () => Math.max(1, deadline - io.now())
   yield* connected(commands, io, connectTimeout, false)
-  const server = yield* attempt(() => commands.server(rest()))
-  const functions = yield* attempt(() => probeFunctions(commands, rest()))
+  const { functions, server } = yield* attempt(() => introduced(commands, topology, io, deadline))
   const state = yield* observe(commands, log)
 
   const connect: Redis["Service"]["connect"] = Effect.fnUntraced(function*(options) {

@@ -425,6 +425,24 @@ describe("Redis", () => {
         assert.include(single.error.message, "`cluster`")
         const cluster = yield* failure(Redis.layer({ cluster: [{ port: primary.port, host: "127.0.0.1" }] }))
         assert.strictEqual(cluster.error.reason._tag, "UnsupportedServer")
+        const listed = { cluster: [{ port: node.port, host: "127.0.0.1" }] }
+        const unready = yield* failure(Redis.layer(listed))
+        assert.include(unready.error.message, "--cluster create")
+        // It announces an address where nothing is.
+        const nothing = yield* freePort
+        const client = yield* Effect.acquireRelease(
+          Effect.sync(() => new IoRedis.Redis(node.port)),
+          (client) => Effect.sync(() => client.disconnect())
+        )
+        const call = (command: string, ...args: ReadonlyArray<string | number>) =>
+          Effect.promise(() => client.call(command, ...args))
+        for (const host of ["127.0.0.1", "nowhere.invalid"]) {
+          yield* call("CONFIG", "SET", "cluster-announce-ip", host, "cluster-announce-port", nothing)
+          if (host === "127.0.0.1") yield* call("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+          const unreachable = yield* failure(Redis.layer(listed))
+          assert.include(unreachable.error.message, `${host}:${nothing}`)
+          assert.include(unreachable.error.message, "`natMap`")
+        }
 
         const directory = yield* temporaryDirectory
         const port = yield* freePort
@@ -440,6 +458,25 @@ describe("Redis", () => {
         yield* eventually("the Sentinel listens", () => accepts({ port }))
         const sentinel = yield* failure(Redis.layer({ port, host: "127.0.0.1" }))
         assert.include(sentinel.error.message, "`sentinels`")
+        assert.strictEqual(
+          (yield* reasonOf(Redis.layer({ cluster: [{ port, host: "127.0.0.1" }] })))._tag,
+          "UnsupportedServer"
+        )
+        const other = yield* failure(Redis.layer({ sentinels: [{ host: "127.0.0.1", port }], name: "other" }))
+        assert.include(other.error.message, "check `name`")
+        const none = yield* failure(
+          Redis.layer({ sentinels: [{ host: "127.0.0.1", port: primary.port }], name: "primary" })
+        )
+        assert.include(none.error.message, "list the Sentinels")
+        const denied = yield* server("--requirepass", secret)
+        const locked = yield* failure(
+          Redis.layer({
+            sentinels: [{ host: "127.0.0.1", port: denied.port }],
+            name: "primary",
+            sentinelPassword: Redacted.make("wrong")
+          })
+        )
+        assert.include(locked.error.message, "`sentinelPassword`")
         yield* withRedis(Redis.layer({ sentinels: [{ host: "127.0.0.1", port }], name: "primary" }), (redis) =>
           Effect.gen(function*() {
             assert.strictEqual(redis.topology, "sentinel")

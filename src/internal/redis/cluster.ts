@@ -4,7 +4,17 @@ import * as IoRedis from "ioredis"
 import type { Io, Timer } from "../io.ts"
 import { slotOf } from "./command.ts"
 import type { ClusterConnection, Connection, NodeConnection } from "./connection.ts"
-import { codeOf, ConnectionLost, detailOf, errorFrom, fail, NotConnected, type RedisError } from "./errors.ts"
+import {
+  atAnnounced,
+  codeOf,
+  ConnectionLost,
+  detailOf,
+  errorFrom,
+  fail,
+  NotConnected,
+  type RedisError,
+  withoutSlots
+} from "./errors.ts"
 import * as handshakes from "./handshake.ts"
 import { InFlight } from "./inFlight.ts"
 import { makeListeners } from "./listeners.ts"
@@ -64,6 +74,9 @@ const makeClient = (options: ClusterOptions): IoRedis.Cluster => {
   return from === undefined ? new IoRedis.Cluster([...nodes], overrides) : from.duplicate([], overrides)
 }
 
+const listedAs = (node: IoRedis.ClusterNode): string =>
+  typeof node === "object" ? `${node.host ?? "127.0.0.1"}:${node.port ?? 6379}` : String(node)
+
 class Cluster implements ClusterConnection {
   readonly client: IoRedis.Cluster
   readonly #options: ClusterOptions
@@ -112,12 +125,12 @@ class Cluster implements ClusterConnection {
     else this.#inFlight.refuse(caller, this.#unready())
   }
 
-  readonly server = async (deadlineMillis: number) =>
-    checkServer(
-      await helloOf((name, ...args) => this.send(name, args, deadlineMillis)),
-      "cluster",
-      this.#options.address
-    )
+  readonly server = async (deadlineMillis: number) => {
+    const hello = await helloOf((name, ...args) => this.send(name, args, deadlineMillis))
+    // It was the primary when ioredis looked last.
+    if (hello.get("role") === "replica") this.#refresh()
+    return checkServer(hello, "cluster", this.#options.address)
+  }
 
   readonly state = this.#listeners.state
   readonly isReady = () => this.#listeners.state() === "ready"
@@ -193,7 +206,10 @@ class Cluster implements ClusterConnection {
   }
 
   #unready(): RedisError {
-    return fail(new NotConnected({ address: this.#options.address, detail: detailOf(this.#lastError) }))
+    const last = this.#lastError
+    // It may name a node.
+    if (last?.reason._tag === "NotConnected") return last
+    return fail(new NotConnected({ address: this.#options.address, detail: detailOf(last) }))
   }
 
   #destroy(which: (node: IoRedis.Redis) => boolean): void {
@@ -205,12 +221,19 @@ class Cluster implements ClusterConnection {
     const { address, io } = this.#options
     client.on("+node", (node: IoRedis.Redis) => this.#watch(node))
     client.on("-node", (node: IoRedis.Redis) => this.#forget(node))
-    client.on("refresh", () => void this.#look())
+    client.on("refresh", () => {
+      if (client.slots.length === 0) this.#lastError = fail(new NotConnected({ address, detail: withoutSlots }))
+      this.#look()
+    })
     client.on("error", (error: unknown) => {
       this.#lastError = errorFrom(error, "CLUSTER", false, address)
     })
-    client.on("node error", (error: unknown) => {
-      const nodeError = errorFrom(error, "CLUSTER", false, address)
+    client.on("node error", (error: unknown, node: string) => {
+      const found = errorFrom(error, "CLUSTER", false, address)
+      const isListed = this.#options.nodes.some((listed) => listedAs(listed) === node)
+      const nodeError = isListed || found.reason._tag !== "NotConnected"
+        ? found
+        : atAnnounced(node, found.reason.detail)
       if (nodeError.reason._tag !== "NotConnected" || this.#lastError === undefined) this.#lastError = nodeError
     })
     client.on("ready", () => void this.#onClientReady())

@@ -57,14 +57,40 @@ export class NotConnected extends Schema.Error<NotConnected>("lockstep/Redis/Not
 
 const replica = "a read-only replica"
 
+// Of a node that is not listed, but that the Cluster has named.
+const announced = "the Cluster announces this address"
+
+/** A node of a Cluster cannot be connected to. */
+export const atAnnounced = (address: string, detail: string | undefined): RedisError =>
+  fail(new NotConnected({ address, detail: detail === undefined ? announced : `${detail}; ${announced}` }))
+
+/** Of a Cluster whose nodes serve nothing. */
+export const withoutSlots = "it serves no slots"
+
+// Instead of the text of a Sentinel, which may quote arguments.
+const [deniedBySentinels, unknownToSentinels, noSentinel] = [
+  "the Sentinels deny it with ",
+  "the Sentinels do not know it by this `name`",
+  "what is listed under `sentinels` is none"
+]
+
 const advice = (detail: string): string => {
   if (detail.startsWith("no permission")) return "extend the ACL of its user"
   if (/^(WRONGPASS|NOAUTH)$/.test(detail)) return "check `username` and `password`"
+  if (detail.endsWith(announced)) {
+    return "check that it can be reached from here, or give the address that can be as `natMap`"
+  }
+  if (detail === withoutSlots) return "create the Cluster with `redis-cli --cluster create`"
+  if (detail.startsWith(deniedBySentinels)) return "check `sentinelUsername` and `sentinelPassword`"
+  if (detail === unknownToSentinels) return "check `name`"
+  if (detail === noSentinel) return "list the Sentinels there, or use `url` or `host` for a server without them"
   if (detail === replica) return "connect to its primary, or through Sentinel"
   if (/^(LOADING|MASTERDOWN|BUSY|CLUSTERDOWN|TRYAGAIN)$/.test(detail)) return "try again later"
   return /CERT|TLS|SSL|SIGNED|ISSUER/.test(detail)
     ? "give the authority of its certificate as `tls: { ca }` and connect to a name that is in it"
-    : "check that it is running there and can be reached from here"
+    : `check that it is running there and can be reached from here${
+      /ECONNRESET|EPIPE|closes the connection/.test(detail) ? ", and whether it wants `tls`" : ""
+    }`
 }
 
 /**
@@ -79,10 +105,12 @@ export class Timeout extends Schema.Error<Timeout>("lockstep/Redis/Timeout")({
   ...subject
 }) {
   override get message(): string {
+    const next = this.command === "HELLO"
+      ? "Check the address, and whether it speaks TLS if `tls` is set."
+      : "It may have executed that all the same: retry what is idempotent, and look before you repeat anything else."
     return `Redis did not answer ${this.command}${
       about(this)
-    } in time: it is overloaded or unreachable, or not Redis. ` +
-      `It may have executed that all the same: retry what is idempotent, and look before you repeat anything else.`
+    } in time: it is overloaded or unreachable, or not Redis. ${next}`
   }
 }
 
@@ -393,6 +421,8 @@ const replyError = (message: string, code: string, command: string, address: str
       if (text.startsWith("Function not found")) return fail(new FunctionMissing({ code }))
       if (text.startsWith("max number of clients")) return fail(new Unavailable({ code: "MAXCLIENTS" }))
       if (text.startsWith("This instance has cluster support disabled")) return fail(notCluster())
+      // As a Sentinel does.
+      if (command === "CLUSTER" && text.startsWith("unknown command")) return fail(notCluster())
       if (refusedInScript.test(text)) return permissionError(text, command)
       if (/^(Client sent AUTH|AUTH <password> called)/.test(text)) return fail(new AuthenticationFailed({ code }))
   }
@@ -427,13 +457,20 @@ export const errorFrom = (error: unknown, command: string, sent: boolean, addres
     : fail(new NotConnected({ address, detail }))
 }
 
+const bySentinels = (last: string | undefined): string => {
+  if (last === undefined) return "no Sentinel answers"
+  const code = /^[A-Z]+(?= )/.exec(last)?.[0]
+  if (code === undefined) return `no Sentinel answers: ${last}`
+  if (code === "WRONGPASS" || code === "NOAUTH" || code === "NOPERM") return deniedBySentinels + code
+  if (last.startsWith("ERR No such master")) return unknownToSentinels
+  return last.startsWith("ERR unknown command") ? noSentinel : `no Sentinel answers: ${code}`
+}
+
 const systemCode = (error: Error & { readonly code?: unknown }): string | undefined => {
   if (typeof error.code === "string") return error.code
   const sentinels = /^All sentinels are unreachable.*?(?:Last error: (.*))?$/.exec(error.message)
   if (sentinels !== null) {
-    return sentinels[1] === undefined
-      ? "no Sentinel answers"
-      : `no Sentinel answers: ${sentinels[1]}`
+    return bySentinels(sentinels[1])
   }
   const inner = error instanceof AggregateError ? error.errors[0] : undefined
   return inner instanceof Error ? systemCode(inner) : undefined
