@@ -46,6 +46,7 @@ import { isKnownLost } from "./internal/hold/hold.ts"
 import { describe } from "./internal/hold/loss.ts"
 import { millis, spaceOf, tokenOf } from "./internal/hold/place.ts"
 import { StaleToken } from "./internal/hold/unwritten.ts"
+import { checkArguments } from "./internal/redis/command.ts"
 import { RedisError } from "./internal/redis/errors.ts"
 import { type Call, call } from "./internal/redis/resp.ts"
 import type { Lease } from "./Lease.ts"
@@ -167,6 +168,7 @@ export const withOptions = (options: {
       throw new RangeError("key must be a non-empty string of well-formed Unicode")
     }
     if (typeof command !== "string" || command === "") throw new RangeError("command must be the name of a command")
+    checkArguments(args)
     if (args.length > mostArguments) throw new RangeError(`args must not be more than ${mostArguments}`)
     const token = tokenOf(lease)
     const timeToLive = Math.ceil(millis(options.timeToLive ?? "24 hours", "timeToLive"))

@@ -267,7 +267,7 @@ export const acquireIfAvailable = (
 
 // As a list, a text would be its characters: a program that passes one means a single key.
 const listOf = (keys: Iterable<string>): ReadonlyArray<string> | undefined =>
-  typeof keys === "string" ? undefined : [...keys]
+  typeof keys === "object" && keys !== null && Symbol.iterator in keys ? [...keys] : undefined
 
 const lockAll = <A, E, R>(
   self: Effect.Effect<A, E, R>,
@@ -276,7 +276,7 @@ const lockAll = <A, E, R>(
 ) => {
   const ordered = [...new Set(keys)].sort((a, b) => a < b ? -1 : 1)
   const reentrant = options?.reentrant === true
-  if (keys === undefined) return Effect.die(new RangeError("keys must be a list of keys, not a text"))
+  if (keys === undefined) return Effect.die(new RangeError("keys must be a list of keys"))
   return acquiring.use((fiber, space): Effect.Effect<A, E | LockError, R> => {
     acquiring.check(options)
     const missing: Array<acquiring.Acquire<LockError>> = []

@@ -223,7 +223,7 @@ const sendShared = (self: Connection, timeout: number): Redis["Service"]["send"]
 const sendDedicated =
   (self: Connection, io: Io, connectTimeout: number, timeout: number): Dedicated["send"] => (command, ...args) =>
     Effect.suspend(() => {
-      checkCommand(command)
+      checkCommand(command, args)
       const send = Effect.callback<never, RedisError>((resume) => {
         self.send(command, args, blockingMillis(command, args) + timeout).then(
           (value) => resume(Effect.succeed(value as never)),

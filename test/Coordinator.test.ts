@@ -478,6 +478,8 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("C
           // What Redis refuses neither writes nor counts as seen.
           const refused = yield* Effect.flip(Fence.run({ token: 9 }, key, "HSET", "a", "b"))
           assert.strictEqual(refused.reason._tag, "CommandRefused")
+          const forgotten = yield* Effect.exit(Fence.run({ token: 9 }, key, "SET", undefined as never))
+          assert.include(String(forgotten), "RangeError")
           assert.include(refused.message, about)
           assert.strictEqual(yield* Fence.run({ token: 6 }, key, "GET"), "five!")
           yield* redis.send("DEL", key)

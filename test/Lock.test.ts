@@ -399,8 +399,10 @@ layer(TestServer.layer, live)("Lock", (it) => {
           assert.strictEqual(reason._tag === "LeaseLost" && reason.reason, "maxHold")
           assert.deepStrictEqual(yield* Lock.waiting("b"), [])
         }))
-        const text = yield* Effect.exit(Lock.withLocks(Effect.void, "ab"))
-        assert.isTrue(Exit.isFailure(text) && Cause.squash(text.cause) instanceof RangeError)
+        for (const keys of ["ab", 5, null, {}]) {
+          const wrong = yield* Effect.exit(Lock.withLocks(Effect.void, keys as never))
+          assert.isTrue(Exit.isFailure(wrong) && Cause.squash(wrong.cause) instanceof RangeError)
+        }
       })
     ))
 

@@ -227,8 +227,11 @@ layer(TestServer.layer, live)("a pool", (it) => {
         yield* shows(queue, { workers: 0, completed: 6, delayed: 1, waiting: 0, active: 0 })
         // At once, and again.
         yield* one.pool.drain
-        const idle = yield* gated(queue)
+        const idle = yield* gated(queue, { signals: ["SIGUSR2"] })
+        assert.strictEqual(process.listenerCount("SIGUSR2"), 1)
         yield* promptly(idle.pool.drain, "the end of a pool that has nothing to do")
+        // The process ends by its signals again.
+        assert.strictEqual(process.listenerCount("SIGUSR2"), 0)
       })))
 
   it.effect("waits for jobs that a limit or a pause holds back, before it is drained", () =>

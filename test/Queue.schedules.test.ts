@@ -208,6 +208,9 @@ layer(TestServer.layer, live)("a schedule", (it) => {
         )
         assert.deepStrictEqual([...local], ["1 9 0"])
         assert.deepStrictEqual(yield* queue.nextRuns("never", 3), [])
+        // As far as dates go.
+        yield* queue.schedule("rare", "40000000 days", 4)
+        assert.strictEqual((yield* queue.nextRuns("rare", 1000)).length, 8)
         const strings = yield* on(b!, Queue.make({ name: "jobs", payload: Schema.String }))
         assert.isTrue((yield* all(strings)).every(({ payload }) => Option.isNone(payload)))
       })))

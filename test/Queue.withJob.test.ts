@@ -34,7 +34,7 @@ layer(TestServer.layer, live)("a job that an effect runs with", (it) => {
         yield* shows(other, { active: 1, waiting: 0 })
         yield* Fiber.interrupt(held)
         yield* shows(other, { active: 0, waiting: 1, workers: 0 })
-        assert.deepStrictEqual(yield* one, Option.some([2, 1]))
+        assert.deepStrictEqual(yield* queue.withJob((n) => Effect.succeed(n), { wait: Infinity }), Option.some(2))
         // A push, when there is none yet; and nothing in time.
         const waiting = yield* Effect.forkChild(one)
         yield* shows(other, { workers: 1 })

@@ -302,6 +302,13 @@ describe("Redis", () => {
           Redis.layer({ sentinels: [{ host: "localhost" }] }),
           Redis.layer({ port: 70_000 }),
           Redis.layer({ connectTimeout: 0 }),
+          Redis.layer({ path: 5 as never }),
+          Redis.layer({ host: {} as never }),
+          Redis.layer({ host: "" }),
+          Redis.layer({ url: 5 as never }),
+          Redis.layer({ cluster: secret as never }),
+          Redis.layer({ cluster: [{ host: 5 as never }] }),
+          Redis.layer(`redis://:${secret}@localhost` as never),
           Redis.layerFromClient(lazy({ keyPrefix: "x:" })),
           Redis.layerFromClient(lazy({ readOnly: true })),
           Redis.layerFromClient(lazy({ sentinels: [{ host: "localhost" }], name: "a", tls: {} })),
@@ -543,8 +550,10 @@ describe("Redis", () => {
             const unavailable = yield* failed("SET", "k", secret)
             assert.strictEqual(unavailable.reason._tag, "Unavailable")
             assert.strictEqual(unavailable.executed, "no")
-            const bad = yield* Effect.exit(redis.send(""))
-            assert.isTrue(Exit.isFailure(bad) && Cause.squash(bad.cause) instanceof RangeError)
+            for (const wrong of [redis.send(""), redis.send("SET", "k", undefined as never)]) {
+              const bad = yield* Effect.exit(wrong)
+              assert.isTrue(Exit.isFailure(bad) && Cause.squash(bad.cause) instanceof RangeError)
+            }
           })),
       20_000
     )

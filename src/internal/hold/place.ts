@@ -171,6 +171,12 @@ export const millis = (input: Duration.Input, what: string): number => {
   return millisOf(parsed)
 }
 
+/** As `millis`; undefined for ever. */
+export const millisOrEndless = (input: Duration.Input, what: string): number | undefined => {
+  const parsed = duration(input, what)
+  return Duration.isFinite(parsed) ? millisOf(parsed) : undefined
+}
+
 /** Whether a duration is as good as none. */
 export const isNone = (input: Duration.Input): boolean => millisIn(input) === 0
 

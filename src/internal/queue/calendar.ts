@@ -105,9 +105,12 @@ export const ticksOf = (cron: Cron.Cron, last: number, now: number, missed: Miss
 /** The policy for ticks that were due while no process was alive, or while the queue was paused. */
 export type Missed = "once" | "skip" | "all"
 
-/** All ticks from one on, or else behind a time. In milliseconds. */
-export function* runsOf(times: Times, next: number, now: number): Generator<number, never> {
-  for (let run = next;;) {
+// The last time that a date can have.
+const last = 8.64e15
+
+/** All ticks from one on, or else behind a time, as far as dates go. In milliseconds. */
+export function* runsOf(times: Times, next: number, now: number): Generator<number, void> {
+  for (let run = next; run <= last;) {
     if (run > 0) yield run
     run = Cron.isCron(times) ? after(times, run > 0 ? run : now) : run + Duration.toMillis(times)
   }

@@ -64,22 +64,28 @@ export const poolOf = (
       const run = Effect.runForkWith(yield* Effect.context<never>())
       const own = yield* Scope.make()
       const ended = Deferred.makeUnsafe<void, QueueError>()
-      const leave = leaving(crew, own, run, () => Deferred.doneUnsafe(ended, Effect.void))
+      let deaf = () => {}
+      const end = (exit: Effect.Effect<void, QueueError>) => {
+        // A process whose pool has ended ends by its signals again.
+        deaf()
+        Deferred.doneUnsafe(ended, exit)
+      }
+      const leave = leaving(crew, own, run, () => end(Effect.void))
       let [told, joining] = [0, true]
       const obey = () => {
         if (!joining && told > 0) run(leave(told === 1 ? usual : 0))
       }
       yield* Effect.acquireRelease(
-        Effect.sync(() =>
-          onSignals(signals, () => {
+        Effect.sync(() => {
+          deaf = onSignals(signals, () => {
             told++
             obey()
           })
-        ),
-        (end) => Effect.sync(end)
+        }),
+        () => Effect.sync(() => deaf())
       )
       yield* Effect.onExit(
-        restore(Scope.provide(crew.work(() => Deferred.doneUnsafe(ended, Effect.fail(closed())), fail), own)),
+        restore(Scope.provide(crew.work(() => end(Effect.fail(closed())), fail), own)),
         (exit) => {
           joining = false
           return Exit.isSuccess(exit) ? Effect.void : leave(told > 1 ? 0 : usual)
@@ -119,8 +125,8 @@ const leaving = (crew: Crew, own: Scope.Closeable, run: (self: Effect.Effect<voi
       run(Effect.gen(function*() {
         yield* crew.stop(grace)
         yield* Scope.close(own, Exit.void)
-        Deferred.doneUnsafe(left, Effect.void)
         end()
+        Deferred.doneUnsafe(left, Effect.void)
       }))
       return Deferred.await(left)
     })

@@ -185,15 +185,20 @@ export class Schedules {
   }
 
   // Rare ticks can take seconds to find.
-  #taken(runs: Iterator<number, never>, count: number): Effect.Effect<ReadonlyArray<DateTime.Utc>> {
+  #taken(runs: Iterator<number, void>, count: number): Effect.Effect<ReadonlyArray<DateTime.Utc>> {
     const turns = new Turns(this.#place.space.kernel.io)
     const taken: Array<DateTime.Utc> = []
+    let ended = false
     turns.begin()
     return Effect.as(
       Effect.whileLoop({
-        while: () => taken.length < count,
+        while: () => !ended && taken.length < count,
         body: () => turns.next,
-        step: () => void taken.push(DateTime.makeUnsafe(runs.next().value))
+        step: () => {
+          const { done, value } = runs.next()
+          if (done === true) ended = true
+          else taken.push(DateTime.makeUnsafe(value))
+        }
       }),
       taken
     )

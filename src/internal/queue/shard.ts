@@ -14,7 +14,7 @@ import { checkName } from "../actor/keys.ts"
 import { bounded, join } from "../hold/acquire.ts"
 import { describe } from "../hold/loss.ts"
 import type { Observer } from "../hold/membership.ts"
-import { millis, oneOf, type Place, placeIn, type Space, whole } from "../hold/place.ts"
+import { millis, millisOrEndless, oneOf, type Place, placeIn, type Space, whole } from "../hold/place.ts"
 import { question } from "../hold/request.ts"
 import { sending, spanning } from "../hold/span.ts"
 import { codec } from "../work/codec.ts"
@@ -342,7 +342,7 @@ export class Shard<in out A, in out S, in out E> extends Operations<A> implement
       payload: this.codec,
       results: this.#home.results,
       policy: policyOf(options, this.#options, this.#space.kernel),
-      wait: wait === undefined ? undefined : millis(wait, "wait"),
+      wait: wait === undefined ? undefined : millisOrEndless(wait, "wait"),
       closed: () => this.#closed,
       fail
     }

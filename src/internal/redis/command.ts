@@ -38,9 +38,19 @@ export const blockingMillis = (command: string, args: ReadonlyArray<string | num
   return millis === undefined || millis === null ? 0 : millis === 0 ? Infinity : millis
 }
 
+/** Throws for what ioredis would send as another text: an argument that was forgotten as an empty one. */
+export const checkArguments = (args: ReadonlyArray<unknown>): void => {
+  for (const arg of args) {
+    if (typeof arg !== "string" && typeof arg !== "number") {
+      throw new RangeError(`Redis: arguments must be strings or numbers, not ${arg === null ? "null" : typeof arg}`)
+    }
+  }
+}
+
 /** Throws for what must not be sent on any connection. */
-export const checkCommand = (command: string): void => {
+export const checkCommand = (command: string, args: ReadonlyArray<unknown>): void => {
   if (typeof command !== "string" || command === "") throw new RangeError("Redis: command must be a non-empty string")
+  checkArguments(args)
   const name = command.toUpperCase()
   if (name === "SELECT" || name === "RESET") {
     throw new RangeError(`Redis: ${name} would move a connection for good: use a layer with another \`db\``)
@@ -52,7 +62,7 @@ const lasting = /^(?:AUTH|DISCARD|EXEC|HELLO|MONITOR|MULTI|P?SYNC|QUIT|[PS]?SUBS
 
 /** Throws for what must not be sent on a connection that others use too. */
 export const checkShared = (command: string, args: ReadonlyArray<string | number>): void => {
-  checkCommand(command)
+  checkCommand(command, args)
   const name = command.toUpperCase()
   if (!lasting.test(name === "CLIENT" ? `${name} ${String(args[0]).toUpperCase()}` : name)) return
   throw new RangeError(

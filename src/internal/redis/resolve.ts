@@ -97,7 +97,23 @@ const definedOnly = <A extends object>(options: A): A => {
   return options
 }
 
+const checkTexts = (texts: { readonly [name: string]: unknown }): void => {
+  for (const [name, text] of Object.entries(texts)) {
+    if (text === undefined || typeof text === "string" && text !== "") continue
+    throw new RangeError(`Redis: ${name} must be a text that is not empty`)
+  }
+}
+
+const checkLists = (lists: { readonly [name: string]: unknown }): void => {
+  for (const [name, list] of Object.entries(lists)) {
+    if (list === undefined || Array.isArray(list)) continue
+    throw new RangeError(`Redis: ${name} must be a list of { host, port }`)
+  }
+}
+
 const checkPlaces = ({ cluster, host, name, path, port, sentinels, url }: Options): void => {
+  checkTexts({ host, name, path, url: Redacted.isRedacted(url) ? Redacted.value(url) : url })
+  checkLists({ cluster, sentinels })
   const places = [url, path, host ?? port, sentinels, cluster]
   if (places.filter((place) => place !== undefined).length > 1) {
     throw new RangeError("Redis: give only one of url, path, host and port, sentinels, cluster")
@@ -114,7 +130,10 @@ const checkPort = (port: number, what = "port"): number => {
 }
 
 const placesOf = (addresses: ReadonlyArray<Address>, standard: number): Array<Place> =>
-  addresses.map(({ host, port = standard }) => ({ host: unbracketed(host), port: checkPort(port) }))
+  addresses.map(({ host, port = standard }) => {
+    checkTexts({ host })
+    return { host: unbracketed(host), port: checkPort(port) }
+  })
 
 /** Of texts such as `host:port,[::1]:port`; a port can be left out. */
 export const parseAddresses = (name: string, text: string): ReadonlyArray<Address> =>
@@ -134,6 +153,7 @@ const secretOf = (value: Redacted.Redacted<string>, what: string): string => {
 }
 
 export const resolve = (options: Options): Source => {
+  if (typeof options !== "object") throw new RangeError("Redis: options must be an object, as { url }")
   checkPlaces(options)
   const { clientName = "lockstep", cluster, sentinels, url } = options
   const parsed: ParsedUrl = url === undefined ? {} : parseUrl(Redacted.isRedacted(url) ? Redacted.value(url) : url)
