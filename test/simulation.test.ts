@@ -9,6 +9,7 @@ import { connectionsOf } from "../src/internal/redis/connection.ts"
 import { databases, Machine } from "../src/internal/simulation/machine.ts"
 import { Server } from "../src/internal/simulation/server.ts"
 import { shrink } from "../src/internal/simulation/shrink.ts"
+import { realSleep } from "../src/internal/testing/sleep.ts"
 import { Simulation } from "../src/testing.ts"
 import { load } from "./simulation/library.ts"
 import { expected, missing, reach } from "./simulation/reach.ts"
@@ -132,15 +133,27 @@ layer(Simulation.layer, { excludeTestServices: true })("Simulation", (it) => {
 
   it.effect("finds a program that runs in circles", () =>
     Effect.gen(function*() {
-      const ending = ({ isStopping }: Simulation.Process) =>
-        Effect.gen(function*() {
-          while (!isStopping()) yield* Effect.yieldNow
-        })
-      yield* Simulation.explore(() => ({ program: ending }), { processes: 1, schedules: 2 })
+      for (const pause of [Effect.yieldNow, Effect.sleep(0)]) {
+        const ending = ({ isStopping }: Simulation.Process) =>
+          Effect.gen(function*() {
+            while (!isStopping()) yield* pause
+          })
+        yield* Simulation.explore(() => ({ program: ending }), { processes: 1, schedules: 2 })
+      }
       const program = () => Effect.forever(Effect.yieldNow)
       const failed = yield* Effect.flip(Simulation.explore(() => ({ program }), { processes: 1, schedules: 2 }))
       assert.match(failed.reason, /runs in circles/)
     }), 60_000)
+
+  it.effect("leaves time to whoever runs it, though its program only computes", () =>
+    Effect.gen(function*() {
+      const program = ({ isStopping }: Simulation.Process) =>
+        Effect.gen(function*() {
+          while (!isStopping()) yield* Effect.sync(() => 1)
+        })
+      const run = Simulation.run(program, { processes: 1, calm: "1 hour" })
+      assert.strictEqual(yield* Effect.raceFirst(run, Effect.as(realSleep("500 millis"), "timeout")), "timeout")
+    }))
 
   it.effect("simulates an hour of a program that is always busy", () =>
     Effect.gen(function*() {

@@ -54,7 +54,7 @@ export interface Options {
 }
 
 // Programs that were asked to end, and do not within so many turns of their event loops, with nothing else, never do.
-const mostTurns = 50_000
+const mostTurns = 10_000
 
 /** The outcome of a schedule. */
 export interface Outcome {

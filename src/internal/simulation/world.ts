@@ -32,8 +32,12 @@ const labelOf = (option: Option): string => {
 // How often each kind of event is chosen, where several can happen.
 const weights = { run: 24, execute: 8, deliver: 8, connect: 2, wait: 1, late: 1 } as const
 
-// In milliseconds.
-const [turn, hop] = [0.017, 0.103]
+// In milliseconds. A turn behind many others, and nothing else, is one of a program that computes.
+const [turn, longTurn, hop] = [0.017, 1, 0.103]
+const manyTurns = 1000
+
+// After so many steps the real event loop has its turn: timeouts and signals of who runs the simulation come with it.
+const mostSteps = 64
 
 /** The verbs of the requests in a call. */
 export const verbsOf = (order: Order): ReadonlyArray<string> => {
@@ -77,7 +81,7 @@ export class World {
   /** Milliseconds since the beginning. */
   now = 0
   steps = 0
-  /** So many of the last ones were turns of event loops, and nothing else. */
+  /** So many of the last ones were turns of event loops and timers that were due, and nothing else. */
   turns = 0
   readonly processes: Array<Process> = []
   readonly choices: Choices
@@ -206,7 +210,7 @@ export class World {
   #happen(option: Option, isAlone: boolean): string | Promise<string> {
     switch (option.is) {
       case "run":
-        this.now += turn
+        this.now += this.turns < manyTurns ? turn : longTurn
         option.process.flush()
         return "runs"
       case "connect":
@@ -271,7 +275,8 @@ export class World {
 
   #ring(alarm: Alarm, isLate: boolean): void {
     if (isLate && alarm.at > this.now) this.delays.push([this.now, alarm.at])
-    this.now = Math.max(this.now, alarm.at)
+    // Time passes with timers of no time, too.
+    this.now = alarm.at > this.now ? alarm.at : this.now + turn
     this.#cancel(alarm)
     alarm.ring()
   }
@@ -317,15 +322,20 @@ export class World {
     if (options.length === 0) return undefined
     this.steps++
     const option = this.#chosen(options, label)
-    this.turns = option.is === "run" ? this.turns + 1 : 0
+    this.turns = this.#isTurn(option) ? this.turns + 1 : 0
     // What follows from it stands behind it.
     const line = this.note("process" in option ? option.process.name : "redis", "")
     const happening = this.#happen(option, options.length === 1)
     // Most steps need no answer of Redis.
     const what = typeof happening === "string" ? happening : await happening
     ;[line[0], line[2]] = [this.now, what]
-    await this.settle()
+    await (this.steps % mostSteps === 0 ? new Promise((resolve) => setImmediate(resolve)) : this.settle())
     return labelOf(option)
+  }
+
+  // A timer that is due has been set in a turn before.
+  #isTurn(option: Option): boolean {
+    return option.is === "run" || option.is === "timer" && option.alarm.at <= this.now
   }
 
   #chosen(options: ReadonlyArray<Option>, label: string | undefined): Option {
