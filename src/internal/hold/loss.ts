@@ -1,5 +1,6 @@
 /** The errors of a hold that was lost, and of a wait that has timed out. */
 
+import * as Duration from "effect/Duration"
 import * as Schema from "effect/Schema"
 import { describe } from "../actor/keys.ts"
 
@@ -39,8 +40,9 @@ export class WaitTimeout extends Schema.Error<WaitTimeout>("lockstep/Lease/WaitT
 }) {
   override get message(): string {
     const subject = describe(this.kind, this.key, this.namespace)
+    const over = `The wait for ${subject} was over after ${Duration.format(this.wait)}`
     return this.away
-      ? `The wait for ${subject} was over after \`wait\`, and Redis was out of reach meanwhile: retry when it is back.`
-      : `The wait for ${subject} was over after \`wait\`: retry later, or wait for longer.`
+      ? `${over}, and Redis was out of reach meanwhile: retry when it is back.`
+      : `${over}: retry later, or wait for longer (\`wait\`).`
   }
 }
