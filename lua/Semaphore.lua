@@ -11,8 +11,9 @@
 --   o<session>/<id>    a member: it keeps a semaphore alive, and hears how many permits there are
 -- Waiters wait for a weight, which is 1 where none is given. With weight 0 they wait to become a member of a semaphore that does not
 -- exist yet: capacity 0.
--- `kept` counts the holds with a k; `recalled` is when processes were last asked to give theirs back, in ms.
--- record Semaphore 3: capacity, taken, holds, members, first, last, kept, recalled
+-- `kept` counts the holds with a k. Below 0 it is when processes were asked to give theirs back, in ms: one number more would make the
+-- record too long for the compact form of a hash.
+-- record Semaphore 2: capacity, taken, holds, members, first, last, kept
 
 local MOST_LISTED = 1000
 -- So long, in ms, may what was recalled be on its way: as `patience` in src/internal/hold/kept.ts.
@@ -21,7 +22,7 @@ local RECALL = 100
 local function load(key, capacity)
   local found = call('HMGET', key, 's', 'w')
   local state = found[1] and unpackSemaphore(found[1])
-    or { capacity = capacity, taken = 0, holds = 0, members = 0, first = 1, last = 0, kept = 0, recalled = 0 }
+    or { capacity = capacity, taken = 0, holds = 0, members = 0, first = 1, last = 0, kept = 0 }
   state.written = found[2]
   collectWaiters(state, found[2])
   return state
@@ -100,7 +101,7 @@ end
 
 -- Other claims want what processes may keep. Answers whether one of these is alive.
 local function recallKept(ctx, key, state)
-  if state.kept == 0 then return false end
+  if state.kept <= 0 then return false end
   writeFields(key, state)
   local fields, found = call('HGETALL', key), false
   for index = 1, #fields, 2 do
@@ -113,8 +114,7 @@ local function recallKept(ctx, key, state)
       end
     end
   end
-  state.kept, state.changed = 0, true
-  if found then state.recalled = ctx.now end
+  state.kept, state.changed = found and -ctx.now or 0, true
   return found
 end
 
@@ -153,7 +153,7 @@ end
 local function grant(ctx, key, state, id, weight, keeps)
   local token, value = hold(ctx, state, weight, keeps)
   if keeps then
-    value, state.kept = value .. ' k', state.kept + 1
+    value, state.kept = value .. ' k', math.max(state.kept, 0) + 1
   end
   putFields(key, state, 'h' .. claimOf(ctx, id), value)
   save(key, state)
@@ -200,14 +200,16 @@ local function take(ctx, key, id, weight, capacity, how)
   if state.first > state.last and state.taken + weight <= state.capacity then
     return grant(ctx, key, state, id, weight, find(how, 'k', 1, true))
   end
-  if recallKept(ctx, key, state) or wait == '1' or ctx.now - state.recalled < RECALL then return enqueue(ctx, key, state, id, weight) end
+  if recallKept(ctx, key, state) or wait == '1' or state.kept < 0 and ctx.now + state.kept < RECALL then
+    return enqueue(ctx, key, state, id, weight)
+  end
   return wait == '0' and isStale(ctx) and STALE or '["busy"]'
 end
 
 -- semaphore.take: takes a weight, or queues for it. `how` begins with "1" to wait; with "0" for not at all; "2" for not at all, though an
 -- expired session may stand in the way. With "k" behind that, its process may keep what it has released, as it may keep a lock: see
--- `lock.take`. When there is too little for another claim, all that is kept is recalled, and the claim queues, whether it waits or not; so do those that come soon after it.
--- With "a", it may have been asked before.
+-- `lock.take`. When there is too little for another claim, all that is kept is recalled, and the claim queues, whether it waits or not; so
+-- do those that come soon after it. With "a", it may have been asked before.
 -- keys: hash
 -- args: id string, weight number, capacity number, how string
 -- reply: ["granted", token string] | ["kept", token string, tokens number] | ["queued", ahead number] | ["busy"] | ["missing"] | ["exceeds", capacity number] | ["stale"]

@@ -319,8 +319,8 @@ handlers['session.reap'] = function(ctx, key, session, entry)
   return '["reaped"]'
 end
 
--- session.inherit: as session.owned, when what the session owned of a resource has been released, if few things are in its record: the
--- process that asks waits for it
+-- session.inherit: releases what a dead session owned of a resource that the process waits for, as far as its record says; then it is as
+-- session.owned
 -- keys: all
 -- args: session string
 -- reply: ["alive"] | ["forgotten"] | ["aside"] | ["owns", entries strings]

@@ -83,7 +83,10 @@ class Model {
       : this.#recall() || wait || soon
       ? "queued"
       : "busy"
-    if (reply === "kept") this.kept.add(owner)
+    if (reply === "kept") {
+      this.kept.add(owner)
+      this.recalledAt = undefined
+    }
     if (reply === "kept" || reply === "granted") this.holds.set(owner, weight)
     if (reply === "queued") this.queue.push([owner, weight])
     this.#forget()

@@ -230,10 +230,9 @@ class Cluster implements ClusterConnection {
     })
     client.on("node error", (error: unknown, node: string) => {
       const found = errorFrom(error, "CLUSTER", false, address)
-      const isListed = this.#options.nodes.some((listed) => listedAs(listed) === node)
-      const nodeError = isListed || found.reason._tag !== "NotConnected"
-        ? found
-        : atAnnounced(node, found.reason.detail)
+      const nodeError = found.reason._tag === "NotConnected" && this.#isAnnounced(node)
+        ? atAnnounced(node, found.reason.detail)
+        : found
       if (nodeError.reason._tag !== "NotConnected" || this.#lastError === undefined) this.#lastError = nodeError
     })
     client.on("ready", () => void this.#onClientReady())
@@ -251,6 +250,13 @@ class Cluster implements ClusterConnection {
       this.#revival?.cancel()
       if (!this.#closed) this.#revival = io.after(1000, this.#revive)
     })
+  }
+
+  /** Whether only the Cluster has named this node, and nobody has said how to reach it. */
+  #isAnnounced(node: string): boolean {
+    const { base, nodes } = this.#options
+    return base.natMap === undefined && !nodes.some((listed) => listedAs(listed) === node) &&
+      this.client.slots.some((names) => names?.includes(node))
   }
 
   readonly #revive = (): void => {
