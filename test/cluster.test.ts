@@ -162,6 +162,7 @@ it.live("a Cluster whose replica has missed the last writes notifies the holders
     const namespace = freshNamespace()
     const tag = tagOf(namespace, "a")
     const victim = yield* nodes.serving(tag)
+    const first = yield* nodes.serving(`{${namespace}:00}`)
     const [replica] = yield* nodes.replicasOf(victim)
     yield* Effect.scoped(Effect.gen(function*() {
       const options = { namespace, partitions, lease: "30 seconds", margin: "500 millis" } as const
@@ -183,7 +184,9 @@ it.live("a Cluster whose replica has missed the last writes notifies the holders
       // It is notified as soon as there is a connection to the new primary, long before the next heartbeat.
       assert.strictEqual((yield* within(Effect.flip(held.lease.lost), 3000, "the loss")).reason, "rolledBack")
       assert.isAbove(yield* within(Fiber.join(next), 7000, "the next in line"), held.lease.token)
-      assert.deepStrictEqual(losses.filter(({ partition }) => partition !== partitionOf("a", partitions)), [])
+      // The first partition, which each coordinator opens, may have been renewed on the same primary meanwhile.
+      const concerned = [partitionOf("a", partitions), ...first === victim ? [0] : []]
+      assert.deepStrictEqual(losses.filter(({ partition }) => !concerned.includes(partition)), [])
       assert.deepStrictEqual(losses.filter(({ reason }) => reason !== "rolledBack"), [])
     }))
     yield* assertEmpty(yield* nodes.primaries, namespace)
