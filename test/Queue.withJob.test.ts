@@ -34,7 +34,8 @@ layer(TestServer.layer, live)("a job that an effect runs with", (it) => {
         yield* shows(other, { active: 1, waiting: 0 })
         yield* Fiber.interrupt(held)
         yield* shows(other, { active: 0, waiting: 1, workers: 0 })
-        assert.deepStrictEqual(yield* queue.withJob((n) => Effect.succeed(n), { wait: Infinity }), Option.some(2))
+        const endless = queue.withJob((n) => Effect.map(attempt, (attempt) => [n, attempt]), { wait: Infinity })
+        assert.deepStrictEqual(yield* endless, Option.some([2, 1]))
         // A push, when there is none yet; and nothing in time.
         const waiting = yield* Effect.forkChild(one)
         yield* shows(other, { workers: 1 })

@@ -149,7 +149,7 @@ layer(TestServer.layer, live)("what is cached", (it) => {
           { until: (found) => found === 2, times: 3 }
         )
         assert.strictEqual(found, 2)
-        // And soon after they have come back, those who come too late hear it at once.
+        // When permits have been back for a while, a caller that comes too late is answered at once.
         const held = yield* shared.take(2)
         yield* Effect.sleep("150 millis")
         const { millis, result } = yield* within(shared.takeIfAvailable(1), 1000, "the answer")

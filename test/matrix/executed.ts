@@ -69,7 +69,7 @@ const complete: [Missing] extends [never] ? true : Missing = true
 
 // The coordinator does not wait for these for longer than a request may take; then the lease ends it. No program waits for
 // an alarm, so the connection that swallows its reply may be the one that the coordinator closes with.
-const closing = new Set<string>(["session.end", "session.inherit", "session.owned", "session.reap", "alarm.ring"])
+const closing = new Set<string>(["session.end", "session.owned", "session.reap", "alarm.ring"])
 
 /** The tests of all requests with one fault. Each fault has a file of its own, so that they run side by side. */
 export const executed = (verdict: Verdict): void =>
