@@ -51,6 +51,7 @@ import {
 import { CurrentIo, type Io, live, millisIn } from "./internal/io.ts"
 import { kernelMetrics } from "./internal/metrics.ts"
 import { connectionsOf } from "./internal/redis/connection.ts"
+import { messageOf } from "./internal/text.ts"
 import * as Redis from "./Redis.ts"
 
 /**
@@ -115,7 +116,6 @@ export {
    */
   Overloaded
 } from "./internal/actor/errors.ts"
-import { messageOf } from "./internal/text.ts"
 
 /**
  * @category options

@@ -70,6 +70,7 @@ import { type Fault, faults as allFaults } from "../internal/simulation/faults.t
 import { databases, Machine } from "../internal/simulation/machine.ts"
 import { shrink } from "../internal/simulation/shrink.ts"
 import { type Outcome, Simulation } from "../internal/simulation/simulation.ts"
+import { prettyOf, textOf } from "../internal/text.ts"
 import * as Redis from "../Redis.ts"
 
 /**
@@ -327,7 +328,7 @@ const held = (invariant: () => string | undefined): string | undefined => {
     const answer: unknown = invariant()
     return answer === undefined || typeof answer === "string" ? answer : `the invariant answered ${String(answer)}`
   } catch (error) {
-    return `the invariant has failed: ${String(error)}`
+    return `the invariant has failed: ${textOf(error)}`
   }
 }
 
@@ -393,7 +394,7 @@ const failureOf = (
   if (exit !== undefined && Exit.isFailure(exit)) {
     const error = Cause.squash(exit.cause) as { readonly _tag?: unknown; readonly name?: unknown } | undefined
     return {
-      reason: `${failed!.process.name} has failed: ${Cause.pretty(exit.cause)}`,
+      reason: `${failed!.process.name} has failed: ${prettyOf(exit.cause)}`,
       kind: `failed: ${String(error?._tag ?? error?.name)}`
     }
   }

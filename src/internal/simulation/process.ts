@@ -1,6 +1,5 @@
 /** A simulated process: its clocks, its timers, the tasks of its event loop, and its connections. */
 
-import * as Cause from "effect/Cause"
 import * as Clock from "effect/Clock"
 import * as Context from "effect/Context"
 import * as Deferred from "effect/Deferred"
@@ -18,6 +17,7 @@ import { CurrentIo, type Io, live, type Timer } from "../io.ts"
 import { checkShared } from "../redis/command.ts"
 import { type Connections, register, whenReady } from "../redis/connection.ts"
 import type { RedisError } from "../redis/errors.ts"
+import { prettyOf } from "../text.ts"
 import { randomOf } from "./choices.ts"
 import { Wire } from "./wire.ts"
 
@@ -106,7 +106,7 @@ export class Process implements Scheduler.Scheduler, Scheduler.SchedulerDispatch
     const loggers = onLog === undefined
       ? []
       : [Logger.make(({ cause, logLevel, message }) => {
-        const why = cause.reasons.length === 0 ? "" : `: ${Cause.pretty(cause)}`
+        const why = cause.reasons.length === 0 ? "" : `: ${prettyOf(cause)}`
         const text = [message].flat().map((part) => typeof part === "string" ? part : Formatter.format(part)).join(" ")
         onLog(`logs ${logLevel} ${text}${why}`)
       })]

@@ -1,9 +1,9 @@
 /** One schedule of a simulation: processes that run a program, faults, and a calm in which everything has to settle. */
 
-import * as Cause from "effect/Cause"
 import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
 import type { Redis } from "../../Redis.ts"
+import { prettyOf } from "../text.ts"
 import { Choices, type Course, type Round, seedOf } from "./choices.ts"
 import { type Fault, type Incident, strike } from "./faults.ts"
 import type { Machine } from "./machine.ts"
@@ -179,7 +179,7 @@ export class Simulation {
     process.ended = true
     const isFailure = Exit.isFailure(exit)
     if (isFailure) this.#failed ??= member
-    this.world.note(process.name, isFailure ? `fails: ${Cause.pretty(exit.cause)}` : "ends")
+    this.world.note(process.name, isFailure ? `fails: ${prettyOf(exit.cause)}` : "ends")
   }
 
   async #strike(): Promise<void> {
