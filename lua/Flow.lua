@@ -133,7 +133,7 @@ local function shapeOf(options, id, subscriber)
   if options.delay then more = more .. 'd' .. text(options.delay) end
   if options.attempts then more = more .. 'a' .. text(options.attempts) end
   if options.timeout then more = more .. 't' .. text(options.timeout) end
-  more = more .. 'ri' .. #id
+  more = more .. 'rmi' .. #id
   if options.group then more = more .. 'g' .. #options.group end
   return more .. 'y' .. #subscriber, id .. (options.group or '') .. subscriber
 end

@@ -222,9 +222,8 @@ local function endNode(ctx, flow, node, found, undo, tag, outcome, added)
     local taken = addNodes(ctx, flow, node, found, added)
     if taken then return taken end
   end
-  call('HSET', flow.items, 'r' .. node, outcome)
   settleNode(flow, node, found, tag == 'success' and 'd' or tag == 'cancelled' and 'c' or 'f')
-  writeNode(flow, node, found)
+  call('HSET', flow.items, 'r' .. node, outcome, 'n' .. node, lineOf(found))
   if found.state ~= 'd' and found.fatal == '1' and flow.stop == 0 then
     if flow.faults == 0 then flow.fault = tonumber(node) end
     flow.faults = flow.faults + 1
@@ -248,7 +247,7 @@ extend.tellRun = function(ctx, name, reference, outcome)
   local node, generation, undo, stamp, run = match(reference, '^(%d+) (%d+) ([01]) (%d+) (.*)$')
   if not node then return false end
   local known, added = addedIn(outcome)
-  local flow = known and loadBeside(ctx, 'flow', name .. '/' .. run, loadFlow)
+  local flow = known and loadOther(ctx, 'flow', name .. '/' .. run, loadFlow)
   if not flow then return false end
   local found = flow.stamp == tonumber(stamp) and nodeAt(flow, node)
   if not found or found.generation ~= tonumber(generation) then return true end

@@ -38,13 +38,6 @@ local function loadOther(ctx, kind, name, load)
   return loaded
 end
 
--- The same, if it is there.
-local function loadBeside(ctx, kind, name, load)
-  local key = ctx.prefix .. kind .. ':' .. name
-  if not isLoaded(ctx, key) and call('HLEN', key) == 0 then return nil end
-  return loadOther(ctx, kind, name, load)
-end
-
 -- Sends an errand. Its body is JSON.
 extend.errand = function(ctx, name, body)
   local queue = loadOther(ctx, 'errands', name, loadQueue)
@@ -83,8 +76,10 @@ end
 
 -- Offers a job, as `queue.offer`, to a queue in this partition that takes all jobs. Answers whether it was stored.
 extend.offerBeside = function(ctx, name, values, shapes)
-  local queue = loadBeside(ctx, 'queue', name, loadQueue)
-  if not queue or queue.window == 0 or queue.shards > 1 or queue.length > 0 then return false end
+  local key = ctx.prefix .. 'queue:' .. name
+  if not isLoaded(ctx, key) and call('HLEN', key) == 0 then return false end
+  local queue = loadOther(ctx, 'queue', name, loadQueue)
+  if queue.window == 0 or queue.shards > 1 or queue.length > 0 then return false end
   local _, known = storeJobs(ctx, queue, values, shapes, false)
   return #known == 0
 end

@@ -129,7 +129,7 @@ local function storeJobs(ctx, queue, values, shapes, claim)
       end
     else
       local wish = wishOf(values, behind, more)
-      local job = wish.i and (call('HGET', queue.ids, wish.i) or recalled(ctx, queue, 'i' .. wish.i))
+      local job = wish.i and not wish.m and (call('HGET', queue.ids, wish.i) or recalled(ctx, queue, 'i' .. wish.i))
       if wish.q then
         holdAll(queue, holding)
         job = extend.duplicated(ctx, queue, wish, body)
@@ -187,6 +187,7 @@ end
 --   d w e t   delay, time, expiry and timeout, in ms
 --   a         attempts
 --   r         its outcome is kept, as it has to be for a subscriber: for so many ms, or without a number as long as ids are
+--   m         no job can have had its id before
 --   i x g y   bytes of its id, trace, group and subscriber, which are texts
 --   o c       bytes of the worker whose deque it goes to, a text; or the number of a key, and it goes to the deque of that
 --   q v       bytes of its id for deduplication, a text with the letter of the mode in front; the window of that, in ms
