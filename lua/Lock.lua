@@ -80,7 +80,7 @@ end
 handlers['lock.take'] = function(ctx, key, id, how)
   local packed, claim = readInline(ctx, key), claimOf(ctx, id)
   if not packed then
-    local keeps = find(how, 'k', 1, true)
+    local keeps = find(how, 'k', 1, true) and hasTokens(ctx)
     local token = keeps and nextTokens(ctx, KEPT_TOKENS) or nextToken(ctx)
     writeInline(ctx, key, (keeps and 'k' or 'h') .. claim .. ' ' .. token .. ' ' .. ctx.seconds)
     own(ctx, key, id, PERMANENT)

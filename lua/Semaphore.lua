@@ -198,7 +198,7 @@ local function take(ctx, key, id, weight, capacity, how)
   if state.capacity == 0 then return MISSING end
   if weight > state.capacity then return reply('exceeds', state.capacity) end
   if state.first > state.last and state.taken + weight <= state.capacity then
-    return grant(ctx, key, state, id, weight, find(how, 'k', 1, true))
+    return grant(ctx, key, state, id, weight, find(how, 'k', 1, true) and hasTokens(ctx))
   end
   if recallKept(ctx, key, state) or wait == '1' or state.kept < 0 and ctx.now + state.kept < RECALL then
     return enqueue(ctx, key, state, id, weight)

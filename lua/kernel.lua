@@ -173,8 +173,13 @@ local function nextTokens(ctx, count)
   return first
 end
 
--- So many tokens go with what its process may keep: one for each time that it is taken again without asking.
+-- So many tokens go with what its process may keep: one for each time that it is taken again without asking. Only while the last token
+-- is not ahead of the clock: it would stay behind for good, and tokens would be smaller after a loss of data.
 local KEPT_TOKENS = 1000
+
+local function hasTokens(ctx)
+  return (ctx.token or lastToken(ctx) + 0) < ctx.micros
+end
 
 local function grantedToKeep(token)
   return '["kept","' .. token .. '",' .. KEPT_TOKENS .. ']'

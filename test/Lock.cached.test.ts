@@ -111,6 +111,26 @@ layer(TestServer.layer, live)("a lock that is cached", (it) => {
       })
     }))
 
+  it.effect("has no tokens that are ahead of the clock, however often it is granted", () =>
+    Effect.gen(function*() {
+      const redis = yield* client(yield* TestServer)
+      for (const [kind, ...rest] of [["lock"], ["semaphore", 1, 1]] as const) {
+        const { open, send } = actor(redis, freshNamespace(), `${kind}:a`)
+        yield* Effect.promise(async () => {
+          await open("A")
+          let kept = 0
+          for (let id = 0; id < 200; id++) {
+            const [tag, first, tokens = 1] = await send("A", `${kind}.take`, [`${id}`, ...rest, "1k"])
+            if (tag === "kept") kept++
+            await send("A", `${kind}.release`, [`${id}`])
+            const [seconds, micros] = await redis.time()
+            assert.isAtMost(Number(first) + tokens, Number(seconds) * 1e6 + Number(micros) + 1100)
+          }
+          assert.isAbove(kept, 0)
+        })
+      }
+    }))
+
   it.effect("waits in Redis, in its turn, for others of the same process", () =>
     several(1, ([context]) =>
       Effect.gen(function*() {
