@@ -3,7 +3,8 @@
 --   "S<flag><count> <session>/<id> <token> <since> <session>/<id>...", with the waiters in order, or
 --   "<flag><first> <last> <session>/<id> <token> <since>", see waiters.lua: they are in the hash of the lock.
 -- Without a holder, "-" stands for its claim: the queue goes on in another call. The flag is k if its process may keep the lock,
--- otherwise h; and K or Q if the queue is in the hash.
+-- otherwise h; and K or Q if the queue is in the hash. While the lock may be on its way back because another claim wants it, the flag is r,
+-- or R, and behind `since` is when it was recalled: "/<ms>".
 --
 -- kinds: lock: hash
 -- after inline.lua
@@ -12,7 +13,7 @@
 
 local NO_HOLDER, KEEP_EVERY = '-', 64
 
-local function unpackLock(packed)
+local function partsOf(packed)
   local flag = sub(packed, 1, 1)
   if flag == 'S' then
     local is, count, claim, token, since, waiters = match(packed, '^S(%l)(%S+) (%S+) (%S+) (%S+)(.*)$')
@@ -27,6 +28,15 @@ local function unpackLock(packed)
   return { flag = flag, claim = claim, token = token, since = since, first = tonumber(first), last = tonumber(last) }
 end
 
+local function unpackLock(packed)
+  local lock = partsOf(packed)
+  if lock.flag == 'r' then
+    local since, recalled = match(lock.since, '^(.*)/(.*)$')
+    lock.since, lock.recalled = since, tonumber(recalled)
+  end
+  return lock
+end
+
 local function loadLock(ctx, key)
   local packed = readInline(ctx, key)
   return packed and unpackLock(packed)
@@ -36,6 +46,7 @@ local function saveLock(ctx, key, lock)
   local isEmpty = isQueueEmpty(lock)
   if isEmpty and lock.claim == NO_HOLDER then return writeInline(ctx, key, false) end
   local holder, flag = lock.claim .. ' ' .. lock.token .. ' ' .. lock.since, lock.flag
+  if flag == 'r' then holder = holder .. '/' .. text(lock.recalled) end
   if isEmpty then return writeInline(ctx, key, flag .. holder) end
   if lock.waiters then return writeInline(ctx, key, 'S' .. flag .. text(lock.last) .. ' ' .. holder .. lock.waiters) end
   flag = flag == 'h' and 'Q' or string.upper(flag)
@@ -69,11 +80,23 @@ local function enqueueLock(ctx, key, lock, id)
   return queued(ctx, lock.last - lock.first)
 end
 
+-- Another claim wants it. Answers whether it may be on its way back soon.
+local function recallLock(ctx, lock)
+  local isKept = lock.flag == 'k'
+  if not isKept and (lock.flag ~= 'r' or ctx.now - lock.recalled >= RECALL) then return false end
+  if not isAlive(ctx, holderOf(lock.claim)) then return false end
+  if isKept then
+    lock.flag, lock.recalled = 'r', ctx.now
+    deliver(ctx, holderOf(lock.claim), reply('recall', idOf(lock.claim)))
+  end
+  return true
+end
+
 -- lock.take: takes a lock, or queues for it. `how` begins with "1" to wait; with "0" for not at all; "2" for not at all, though an
 -- expired session may stand in the way. With "k" behind that, its process may keep it when it has released it, and take it again with
 -- tokens of its own: one for each microsecond since the grant, for a second at most. When another claim comes, it is recalled by an
--- event, and the claim queues, whether it waits or not: a claim that does not wait leaves the queue if it is not granted soon. With
--- "a", it may have been asked before.
+-- event, and the claim queues, whether it waits or not: a claim that does not wait leaves the queue if it is not granted soon. So do claims
+-- that come soon after it. With "a", it may have been asked before.
 -- keys: hash
 -- args: id string, how string
 -- reply: ["granted", token string] | ["kept", token string, tokens number] | ["queued", ahead number] | ["busy"] | ["stale"]
@@ -90,13 +113,8 @@ handlers['lock.take'] = function(ctx, key, id, how)
   if lock.claim == claim then return granted(lock.token) end
   local ahead = find(how, 'a', 1, true) and aheadOf(key, lock, claim)
   if ahead then return queued(ctx, ahead) end
-  if lock.flag == 'k' and isAlive(ctx, holderOf(lock.claim)) then
-    lock.flag = 'h'
-    deliver(ctx, holderOf(lock.claim), reply('recall', idOf(lock.claim)))
-  else
-    local wait = sub(how, 1, 1)
-    if wait ~= '1' then return wait == '0' and isStale(ctx) and STALE or '["busy"]' end
-  end
+  local wait, recalled = sub(how, 1, 1), recallLock(ctx, lock)
+  if wait ~= '1' and not recalled then return wait == '0' and isStale(ctx) and STALE or '["busy"]' end
   return enqueueLock(ctx, key, lock, id)
 end
 
