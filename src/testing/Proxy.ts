@@ -51,6 +51,7 @@ export interface Request {
  * - `pass`
  * - `drop`: it never reaches the server; the connection is reset
  * - `dropReply`: the server executes it; the connection is reset in place of the reply
+ * - `garbleReply`: the server executes it; in place of the reply comes the error page of a gateway, which closes the connection
  * - `blackhole`: it never reaches the server; the connection stays open and silent from here on
  * - `blackholeReply`: the server executes it; the connection stays open and silent in place of the reply
  * - `duplicate`: the server executes it twice; the client gets the first reply
@@ -58,7 +59,7 @@ export interface Request {
  * @category models
  * @since 0.1.0
  */
-export type Verdict = "pass" | "drop" | "dropReply" | "blackhole" | "blackholeReply" | "duplicate"
+export type Verdict = "pass" | "drop" | "dropReply" | "garbleReply" | "blackhole" | "blackholeReply" | "duplicate"
 
 /**
  * Decides what becomes of each request.
@@ -276,6 +277,10 @@ class Pair {
     if (!push) state.replies++
     if (verdict === "dropReply") return this.reset()
     if (verdict === "blackholeReply") return this.silence()
+    if (verdict === "garbleReply") {
+      this.#client.write("HTTP/1.1 502 Bad Gateway\r\n\r\n")
+      return this.#close()
+    }
     if (state.mode === "dropReplies") return push ? undefined : this.reset()
     if (verdict !== "swallow") this.#client.write(bytes)
   }

@@ -449,7 +449,13 @@ export const errorFrom = (error: unknown, command: string, sent: boolean, addres
   const code = /^[A-Z][A-Z0-9_]+(?=\s|$)/.exec(message)?.[0]
   if (code !== undefined && !("code" in failure)) return replyError(message, code, command, address)
   if (message.includes("Unknown RESP type")) {
-    return fail(new UnsupportedServer({ detail: "it does not answer in the Redis protocol" }))
+    const detail = "it does not answer in the Redis protocol"
+    // In the place of a later reply, as from a gateway, it says nothing about the command.
+    return fail(
+      sent && !authenticating.has(command.toUpperCase())
+        ? new ConnectionLost({ address, detail })
+        : new UnsupportedServer({ detail })
+    )
   }
   const detail = systemCode(failure)
   return sent
