@@ -121,7 +121,7 @@ describe("a script call", () => {
       const commands: Array<IoRedis.Command> = []
       const key = call(["key"], ["secret"])
       const run = (dispatch: (command: IoRedis.Command) => unknown) =>
-        ran(new InFlight({ io: live, address: "nowhere", dispatch }), "FCALL", "f", key, deadline)
+        ran(new InFlight({ io: live, addressOf: () => "nowhere", dispatch }), "FCALL", "f", key, deadline)
       const unwritable = run((command) => command.reject(new Error("Stream isn't writeable")))
       assert.deepStrictEqual(yield* refusal(unwritable), { executed: "no", reason: "NotConnected" })
       const aborted = run((command) => queueMicrotask(() => command.reject(new Error("Connection is closed."))))

@@ -16,7 +16,7 @@ import {
   withoutSlots
 } from "./errors.ts"
 import * as handshakes from "./handshake.ts"
-import { InFlight } from "./inFlight.ts"
+import { InFlight, type Routed } from "./inFlight.ts"
 import { makeListeners } from "./listeners.ts"
 import { nodeConnector } from "./nodeConnector.ts"
 import { checkServer, helloOf } from "./probe.ts"
@@ -105,12 +105,12 @@ class Cluster implements ClusterConnection {
     this.client = makeClient(options)
     this.#inFlight = new InFlight({
       io: options.io,
-      address: options.address,
+      addressOf: (command) => this.#nodeOf(command) ?? options.address,
       dispatch: (command) => this.client.sendCommand(command),
       onExpired: (command) => {
-        const owner = command.getKeys().length === 0 ? undefined : ownerOf(this.client, command.getSlot())
-        if (owner === undefined) this.#isUnknownSuspect = true
-        else this.#suspects.add(`${owner.host}:${owner.port}`)
+        const node = this.#nodeOf(command)
+        if (node === undefined) this.#isUnknownSuspect = true
+        else this.#suspects.add(node)
       }
     })
     this.#listen()
@@ -144,7 +144,7 @@ class Cluster implements ClusterConnection {
       if (known !== undefined) return known
       const inFlight = new InFlight({
         io: this.#options.io,
-        address: hostPort(node),
+        addressOf: () => hostPort(node),
         dispatch: (command) => node.sendCommand(command),
         onExpired: () => this.#suspects.add(hostPort(node))
       })
@@ -208,6 +208,12 @@ class Cluster implements ClusterConnection {
   #unready(): RedisError {
     const last = this.#lastError
     // It may name a node.
+  /** The address of the node that a command goes to, if its keys say so. */
+  #nodeOf(command: Routed): string | undefined {
+    const owner = command.getKeys().length === 0 ? undefined : ownerOf(this.client, command.getSlot())
+    return owner && `${owner.host}:${owner.port}`
+  }
+
     if (last?.reason._tag === "NotConnected") return last
     return fail(new NotConnected({ address: this.#options.address, detail: detailOf(last) }))
   }

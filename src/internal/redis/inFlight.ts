@@ -9,7 +9,7 @@ import { errorFrom, fail, type RedisError, Timeout } from "./errors.ts"
 import { type Call, command, message } from "./resp.ts"
 
 /** The part of a command that ioredis needs to find its node. */
-type Routed = Pick<IoRedis.Command, "getKeys" | "getSlot">
+export type Routed = Pick<IoRedis.Command, "getKeys" | "getSlot">
 
 interface Entry {
   readonly expiresAt: number
@@ -102,7 +102,8 @@ class Deadlines {
 
 interface InFlightOptions {
   readonly io: Io
-  readonly address: string
+  /** The address of the server that a command goes to, for errors. */
+  readonly addressOf: (command: Routed) => string
   readonly dispatch: (command: IoRedis.Command) => unknown
   readonly onExpired?: ((command: Routed) => void) | undefined
 }
@@ -159,7 +160,7 @@ const tracing = tracingChannel("ioredis:command")
 interface Setting {
   readonly deadlines: Deadlines
   readonly ends: Ends
-  readonly address: string
+  readonly addressOf: (command: Routed) => string
 }
 
 /**
@@ -208,20 +209,20 @@ abstract class Bare implements Entry, Ended, Sendable {
   }
 
   resolve(reply: unknown): void {
-    const { address, deadlines, ends } = this.#setting
+    const { addressOf, deadlines, ends } = this.#setting
     if (!deadlines.settle(this)) return
     try {
       this.#reply = this.decoded(reply)
     } catch (error) {
       // The reply is longer than a string can be. ioredis would throw the error as an uncaught exception.
-      this.#error = errorFrom(error, this.label, true, address)
+      this.#error = errorFrom(error, this.label, true, addressOf(this))
     }
     ends.add(this)
   }
 
   reject(error: Error): void {
-    const { address, deadlines } = this.#setting
-    if (deadlines.settle(this)) this.rejectWith(errorFrom(error, this.label, this.isSent, address))
+    const { addressOf, deadlines } = this.#setting
+    if (deadlines.settle(this)) this.rejectWith(errorFrom(error, this.label, this.isSent, addressOf(this)))
   }
 
   rejectWith(error: RedisError): void {
@@ -333,7 +334,7 @@ export class InFlight {
       options.onExpired?.(entry.command)
       entry.rejectWith(fail(new Timeout({ command: entry.label })))
     })
-    this.#setting = { deadlines: this.#deadlines, ends: new Ends(options.io), address: options.address }
+    this.#setting = { deadlines: this.#deadlines, ends: new Ends(options.io), addressOf: options.addressOf }
   }
 
   readonly send: Connection["send"] = (name, args, deadlineMillis) =>
@@ -376,7 +377,7 @@ export class InFlight {
 
   // The caller receives the command's own promise; only the functions that settle it are ours.
   #dispatch(label: string, command: IoRedis.Command, deadlineMillis: number): Promise<unknown> {
-    const { address, dispatch } = this.#options
+    const { addressOf, dispatch } = this.#options
     const { reject, resolve } = command
     let sent = true
     const entry: Entry = {
@@ -393,7 +394,7 @@ export class InFlight {
       if (this.#deadlines.settle(entry)) resolve(value)
     }
     command.reject = (error) => {
-      if (this.#deadlines.settle(entry)) reject(errorFrom(error, label, sent, address))
+      if (this.#deadlines.settle(entry)) reject(errorFrom(error, label, sent, addressOf(command)))
     }
     try {
       // A rejection before the call returns means that ioredis had nowhere to send it.

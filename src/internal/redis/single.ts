@@ -52,7 +52,7 @@ class Single implements SingleConnection {
     this.#handshake = watch(this.client, options.base.db ?? 0, options.address)
     this.#inFlight = new InFlight({
       io: options.io,
-      address: options.address,
+      addressOf: () => options.address,
       dispatch: (command) => this.client.sendCommand(command)
     })
     this.#listen()
