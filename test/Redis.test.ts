@@ -312,7 +312,10 @@ describe("Redis", () => {
           Redis.layerFromClient(lazy({ keyPrefix: "x:" })),
           Redis.layerFromClient(lazy({ readOnly: true })),
           Redis.layerFromClient(lazy({ sentinels: [{ host: "localhost" }], name: "a", tls: {} })),
-          Redis.layerFromClient(new IoRedis.Cluster([{ host: "localhost" }], { lazyConnect: true, scaleReads: "all" }))
+          Redis.layerFromClient(new IoRedis.Cluster([{ host: "localhost" }], { lazyConnect: true, scaleReads: "all" })),
+          Redis.layerFromClient(
+            new IoRedis.Cluster([{ host: "localhost" }], { lazyConnect: true, redisOptions: { db: 3 } as object })
+          )
         ]
         for (const layer of tooMuch) {
           const exit = yield* Effect.exit(
@@ -335,7 +338,12 @@ describe("Redis", () => {
         assert.strictEqual(error.executed, "no")
         assert.include(error.message, `127.0.0.1:${port} (ECONNREFUSED)`)
         assert.isBelow(took, 2000)
+          Redis.layer({ cluster: [{ host: "localhost" }], natMap: { "a:1": { host: "b" } as never } }),
+          Redis.layer({ cluster: [{ host: "localhost" }], natMap: { "a:1": "b:1" as never } }),
         const cluster = yield* failure(Redis.layer({ cluster: [{ host: "127.0.0.1", port }] }))
+          Redis.layerFromClient(undefined as never),
+          Redis.layerFromClient({ host: "localhost" } as never),
+          Redis.layerFromClient(lazy({}).pipeline() as never),
         assert.strictEqual(cluster.error.reason._tag, "NotConnected")
         assert.isBelow(cluster.took, 4000)
         const sentinel = yield* failure(Redis.layer({ sentinels: [{ host: "127.0.0.1", port }], name: "primary" }))

@@ -124,6 +124,17 @@ const checkPlaces = ({ cluster, host, name, path, port, sentinels, url }: Option
   if (cluster !== undefined && cluster.length === 0) throw new RangeError("Redis: cluster needs at least one address")
 }
 
+const checkDatabase = (db: number | undefined): void => {
+  if (db !== undefined && db !== 0) throw new RangeError("Redis: a Cluster has only database 0")
+}
+
+const checkNatMap = (natMap: Options["natMap"]): void => {
+  for (const [name, place] of Object.entries(natMap ?? {})) {
+    checkTexts({ [`the host of natMap["${name}"]`]: place?.host ?? "" })
+    checkPort(place?.port, `the port of natMap["${name}"]`)
+  }
+}
+
 const checkPort = (port: number, what = "port"): number => {
   if (Number.isInteger(port) && port >= 1 && port <= 65535) return port
   throw new RangeError(`Redis: ${what} must be 1 to 65535`)
@@ -162,7 +173,8 @@ export const resolve = (options: Options): Source => {
   const port = checkPort(options.port ?? parsed.port ?? 6379)
   const db = options.db ?? parsed.db ?? 0
   if (!Number.isInteger(db) || db < 0) throw new RangeError("Redis: db must be a non-negative integer")
-  if (cluster !== undefined && db !== 0) throw new RangeError("Redis: a Cluster has only database 0")
+  if (cluster !== undefined) checkDatabase(db)
+  checkNatMap(options.natMap)
   if (!/^[!-~]+$/.test(clientName)) throw new RangeError("Redis: clientName must be ASCII without spaces")
   const common = definedOnly<IoRedis.RedisOptions>({
     username: options.username ?? parsed.username,
@@ -232,9 +244,13 @@ const startupNodes = (client: IoRedis.Cluster): ReadonlyArray<Place> =>
   })
 
 export const resolveClient = (client: IoRedis.Redis | IoRedis.Cluster): Source => {
+  if (typeof (client as Partial<IoRedis.Redis> | undefined)?.duplicate !== "function") {
+    throw new RangeError("Redis: client must be a client of ioredis: new Redis() or new Cluster([...])")
+  }
   if (client.isCluster) {
     const from = client as IoRedis.Cluster
     const options = from.options
+    checkDatabase(options.redisOptions?.db)
     const nodes = startupNodes(from)
     if (options.keyPrefix || options.redisOptions?.keyPrefix) {
       throw new RangeError("Redis: a client with keyPrefix cannot be used, as it does not reach all names: remove it")
