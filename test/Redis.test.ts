@@ -81,6 +81,29 @@ const server = Effect.fnUntraced(function*(...args: ReadonlyArray<string>) {
   return { port, child, directory }
 })
 
+/** Its certificate is for `localhost`, of an authority of its own. */
+const tlsServer = Effect.fnUntraced(function*(...args: ReadonlyArray<string>) {
+  const directory = yield* temporaryDirectory
+  const file = (name: string) => path.join(directory, name)
+  const openssl = (...args: ReadonlyArray<string>) => execFileSync("openssl", args, { cwd: directory, stdio: "ignore" })
+  const key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+  openssl("req", "-x509", ...key, "-keyout", "ca.key", "-out", "ca.pem", "-days", "2", "-subj", "/CN=Test CA")
+  openssl("req", ...key, "-keyout", "server.key", "-out", "server.csr", "-subj", "/CN=localhost")
+  fs.writeFileSync(file("san"), "subjectAltName=DNS:localhost")
+  openssl(
+    ..."x509 -req -in server.csr -CA ca.pem -CAkey ca.key -CAcreateserial -out server.pem -days 2 -extfile san"
+      .split(" ")
+  )
+  const tlsPort = yield* freePort
+  const { port } = yield* server(
+    ...args,
+    ...["--tls-port", `${tlsPort}`, "--tls-auth-clients", "no", "--tls-ca-cert-file", file("ca.pem")],
+    ...["--tls-cert-file", file("server.pem"), "--tls-key-file", file("server.key")]
+  )
+  const ca = fs.readFileSync(file("ca.pem"), "utf8")
+  return { ca, port, tlsPort }
+})
+
 type Handler = (client: net.Socket) => void
 
 /** A TCP server that is not Redis. */
@@ -237,24 +260,7 @@ describe("Redis", () => {
 
     it.live("over TLS, with a certificate that is checked", () =>
       Effect.gen(function*() {
-        const directory = yield* temporaryDirectory
-        const file = (name: string) => path.join(directory, name)
-        const openssl = (...args: ReadonlyArray<string>) =>
-          execFileSync("openssl", args, { cwd: directory, stdio: "ignore" })
-        const key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-        openssl("req", "-x509", ...key, "-keyout", "ca.key", "-out", "ca.pem", "-days", "2", "-subj", "/CN=Test CA")
-        openssl("req", ...key, "-keyout", "server.key", "-out", "server.csr", "-subj", "/CN=localhost")
-        fs.writeFileSync(file("san"), "subjectAltName=DNS:localhost")
-        openssl(
-          ..."x509 -req -in server.csr -CA ca.pem -CAkey ca.key -CAcreateserial -out server.pem -days 2 -extfile san"
-            .split(" ")
-        )
-        const tlsPort = yield* freePort
-        yield* server(
-          ...["--tls-port", `${tlsPort}`, "--tls-auth-clients", "no", "--tls-ca-cert-file", file("ca.pem")],
-          ...["--tls-cert-file", file("server.pem"), "--tls-key-file", file("server.key")]
-        )
-        const ca = fs.readFileSync(file("ca.pem"), "utf8")
+        const { ca, tlsPort } = yield* tlsServer()
         const url = `rediss://localhost:${tlsPort}`
         assert.strictEqual(yield* withRedis(Redis.layer({ url, tls: { ca } }), ping), "PONG")
         const blocked = withRedis(Redis.layer({ url, tls: { ca } }), (redis) =>
@@ -264,6 +270,27 @@ describe("Redis", () => {
           const options of [{ url }, { url: `rediss://127.0.0.1:${tlsPort}`, tls: { ca } }]
         ) {
           const { error } = yield* failure(Redis.layer(options))
+          assert.strictEqual(error.reason._tag, "NotConnected")
+          assert.include(error.message, "certificate")
+        }
+      }), 20_000)
+
+    it.live("over TLS, as a Cluster, whose nodes may refuse the client again and again", () =>
+      Effect.gen(function*() {
+        const { ca, port, tlsPort } = yield* tlsServer(
+          ...["--cluster-enabled", "yes", "--tls-cluster", "yes", "--cluster-announce-hostname", "localhost"],
+          ...["--cluster-preferred-endpoint-type", "hostname"]
+        )
+        const client = yield* Effect.acquireRelease(
+          Effect.sync(() => new IoRedis.Redis(port)),
+          (client) => Effect.sync(() => client.disconnect())
+        )
+        yield* Effect.promise(() => client.call("CLUSTER", "ADDSLOTSRANGE", 0, 16383))
+        const cluster = [{ host: "localhost", port: tlsPort }]
+        assert.strictEqual(yield* withRedis(Redis.layer({ cluster, tls: { ca } }), ping), "PONG")
+        // An error that nothing listens to would end the process.
+        for (let time = 0; time < 15; time++) {
+          const { error } = yield* failure(Redis.layer({ cluster, tls: true }))
           assert.strictEqual(error.reason._tag, "NotConnected")
           assert.include(error.message, "certificate")
         }
@@ -308,7 +335,12 @@ describe("Redis", () => {
           Redis.layer({ url: 5 as never }),
           Redis.layer({ cluster: secret as never }),
           Redis.layer({ cluster: [{ host: 5 as never }] }),
+          Redis.layer({ cluster: [{ host: "localhost" }], natMap: { "a:1": { host: "b" } as never } }),
+          Redis.layer({ cluster: [{ host: "localhost" }], natMap: { "a:1": "b:1" as never } }),
           Redis.layer(`redis://:${secret}@localhost` as never),
+          Redis.layerFromClient(undefined as never),
+          Redis.layerFromClient({ host: "localhost" } as never),
+          Redis.layerFromClient(lazy({}).pipeline() as never),
           Redis.layerFromClient(lazy({ keyPrefix: "x:" })),
           Redis.layerFromClient(lazy({ readOnly: true })),
           Redis.layerFromClient(lazy({ sentinels: [{ host: "localhost" }], name: "a", tls: {} })),
@@ -338,12 +370,7 @@ describe("Redis", () => {
         assert.strictEqual(error.executed, "no")
         assert.include(error.message, `127.0.0.1:${port} (ECONNREFUSED)`)
         assert.isBelow(took, 2000)
-          Redis.layer({ cluster: [{ host: "localhost" }], natMap: { "a:1": { host: "b" } as never } }),
-          Redis.layer({ cluster: [{ host: "localhost" }], natMap: { "a:1": "b:1" as never } }),
         const cluster = yield* failure(Redis.layer({ cluster: [{ host: "127.0.0.1", port }] }))
-          Redis.layerFromClient(undefined as never),
-          Redis.layerFromClient({ host: "localhost" } as never),
-          Redis.layerFromClient(lazy({}).pipeline() as never),
         assert.strictEqual(cluster.error.reason._tag, "NotConnected")
         assert.isBelow(cluster.took, 4000)
         const sentinel = yield* failure(Redis.layer({ sentinels: [{ host: "127.0.0.1", port }], name: "primary" }))

@@ -18,7 +18,7 @@ import {
 import * as handshakes from "./handshake.ts"
 import { InFlight, type Routed } from "./inFlight.ts"
 import { makeListeners } from "./listeners.ts"
-import { nodeConnector } from "./nodeConnector.ts"
+import { nodeConnector, toleratingErrors } from "./nodeConnector.ts"
 import { checkServer, helloOf } from "./probe.ts"
 import { backoff, profile } from "./profile.ts"
 import { single } from "./single.ts"
@@ -76,6 +76,9 @@ const makeClient = (options: ClusterOptions): IoRedis.Cluster => {
 
 const listedAs = (node: IoRedis.ClusterNode): string =>
   typeof node === "object" ? `${node.host ?? "127.0.0.1"}:${node.port ?? 6379}` : String(node)
+
+// ioredis says that a connection was closed before it says why, or after that.
+const saysWhy = ({ reason }: RedisError): boolean => reason._tag !== "NotConnected" || reason.detail !== undefined
 
 class Cluster implements ClusterConnection {
   readonly client: IoRedis.Cluster
@@ -205,15 +208,15 @@ class Cluster implements ClusterConnection {
     this.#listeners.close()
   }
 
-  #unready(): RedisError {
-    const last = this.#lastError
-    // It may name a node.
   /** The address of the node that a command goes to, if its keys say so. */
   #nodeOf(command: Routed): string | undefined {
     const owner = command.getKeys().length === 0 ? undefined : ownerOf(this.client, command.getSlot())
     return owner && `${owner.host}:${owner.port}`
   }
 
+  #unready(): RedisError {
+    const last = this.#lastError
+    // It may name a node.
     if (last?.reason._tag === "NotConnected") return last
     return fail(new NotConnected({ address: this.#options.address, detail: detailOf(last) }))
   }
@@ -232,14 +235,17 @@ class Cluster implements ClusterConnection {
       this.#look()
     })
     client.on("error", (error: unknown) => {
-      this.#lastError = errorFrom(error, "CLUSTER", false, address)
+      const found = errorFrom(error, "CLUSTER", false, address)
+      if (saysWhy(found) || this.#lastError === undefined) this.#lastError = found
     })
     client.on("node error", (error: unknown, node: string) => {
       const found = errorFrom(error, "CLUSTER", false, address)
       const nodeError = found.reason._tag === "NotConnected" && this.#isAnnounced(node)
         ? atAnnounced(node, found.reason.detail)
         : found
-      if (nodeError.reason._tag !== "NotConnected" || this.#lastError === undefined) this.#lastError = nodeError
+      const last = this.#lastError
+      const isNews = last === undefined || !saysWhy(last) && saysWhy(nodeError)
+      if (nodeError.reason._tag !== "NotConnected" || isNews) this.#lastError = nodeError
     })
     client.on("ready", () => void this.#onClientReady())
     // ioredis goes from "close" to "reconnecting" by itself.
@@ -302,6 +308,7 @@ class Cluster implements ClusterConnection {
   #watch(node: IoRedis.Redis): void {
     const { connectTimeout, io, onUnnamed } = this.#options
     const handshake = handshakes.watch(node, 0, hostPort(node))
+    toleratingErrors(node)
     let watchdog: Timer | undefined
     node.on("connect", () => {
       watchdog = io.after(connectTimeout, () => node.stream.destroy())

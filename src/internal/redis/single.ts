@@ -7,6 +7,7 @@ import { codeOf, ConnectionLost, detailOf, errorFrom, fail, NotConnected, type R
 import { type Handshake, watch } from "./handshake.ts"
 import { InFlight } from "./inFlight.ts"
 import { makeListeners } from "./listeners.ts"
+import { toleratingErrors } from "./nodeConnector.ts"
 import { checkServer, helloOf, isRefusal } from "./probe.ts"
 import { backoff, profile, sentinelProfile } from "./profile.ts"
 
@@ -49,6 +50,7 @@ class Single implements SingleConnection {
   constructor(options: SingleOptions) {
     this.#options = options
     this.client = new IoRedis.Redis(this.#clientOptions() as object)
+    toleratingErrors(this.client)
     this.#handshake = watch(this.client, options.base.db ?? 0, options.address)
     this.#inFlight = new InFlight({
       io: options.io,
