@@ -172,6 +172,7 @@ export {
   ReadOnlyReplica,
   RedisError,
   RedisErrorReason,
+  RequestTooLarge,
   Timeout,
   Unavailable,
   UnsupportedServer

@@ -1,7 +1,17 @@
 /** What a server may refuse: memory, permissions, functions, plain text, and a namespace of another shape. */
 import { assert, layer } from "@effect/vitest"
-import { Deferred, Effect, Fiber, Layer, Option, Schedule, Schema, type Scope } from "effect"
-import { Coordinator, Lease, Lock, Queue, ReadWriteLock, Redis, Rendezvous, Semaphore } from "../src/index.ts"
+import { Deferred, Effect, Exit, Fiber, Layer, Option, Schedule, Schema, type Scope } from "effect"
+import {
+  Coordinator,
+  Lease,
+  Lock,
+  Queue,
+  ReadWriteLock,
+  Redis,
+  Rendezvous,
+  Semaphore,
+  SharedRef
+} from "../src/index.ts"
 import { body } from "../src/internal/actor/lua.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
 import { awake } from "./support/awake.ts"
@@ -277,6 +287,28 @@ layer(TestServer.layer, live)("a server", (it) => {
         yield* assertEmpty(server, namespace)
       }))
   }
+
+  it.effect("fails a request that is larger than the server takes, and no other one", () =>
+    Effect.gen(function*() {
+      const server = yield* standalone({ config: { "proto-max-bulk-len": "1mb" } })
+      const context = yield* node(server.url, { namespace: freshNamespace(), partitions: 1 })
+      yield* Effect.scoped(Effect.gen(function*() {
+        const lease = yield* Lock.acquire("held")
+        const refs = yield* Effect.forEach(["a", "b", "c", "d"], (name) =>
+          SharedRef.make({ name, schema: Schema.String, initial: "" }))
+        const exits = yield* Effect.forEach(
+          refs,
+          (ref, at) =>
+            Effect.exit(ref.set(at === 2 ? "x".repeat(2 * 1024 * 1024) : ref.name)),
+          { concurrency: "unbounded" }
+        )
+        const errors = exits.flatMap((exit) => Option.toArray(Exit.findErrorOption(exit)))
+        assert.deepStrictEqual(errors.map(({ reason }) => reason._tag), ["RequestTooLarge"])
+        assert.match(errors[0]!.message, /about sharedRef "c" .* is larger than the server/)
+        assert.deepStrictEqual(yield* Effect.forEach(refs, (ref) => ref.get), ["a", "b", "", "d"])
+        assert.isTrue(yield* lease.isHeld)
+      })).pipe(Effect.provideContext(context))
+    }))
 
   it.effect("may refuse what it has executed before, and what follows is not confused with it", () =>
     Effect.gen(function*() {

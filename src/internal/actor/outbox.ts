@@ -4,7 +4,7 @@
  */
 
 import type { Io } from "../io.ts"
-import { RedisError } from "../redis/errors.ts"
+import { RedisError, RequestTooLarge } from "../redis/errors.ts"
 import { ascii } from "../redis/resp.ts"
 import type { CoordinatorError } from "./errors.ts"
 import { guard, type Log } from "./hooks.ts"
@@ -117,6 +117,8 @@ class Sending {
   sentAt = 0
   sentAtWall = 0
   attempt = 0
+  /** How often the connection was lost with it. */
+  losses = 0
   /** Whether a sending may have been executed without an answer. */
   uncertain = false
   /** Why some were left out. */
@@ -146,6 +148,28 @@ const sizeOf = (requests: ReadonlyArray<Request>): number =>
 
 const sumOf = (requests: ReadonlyArray<Request>): number =>
   requests.reduce((sum, request) => sum + weightOf(request), 0)
+
+// A batch without the requests that others bring with them.
+const leadingOf = (batch: ReadonlyArray<Request>): ReadonlyArray<Request> => {
+  const following = new Set(batch.flatMap((request) => request.following ?? []))
+  return batch.filter((request) => !following.has(request))
+}
+
+// In bytes, of what may be larger than a server or gateway takes; and so often it is sent until it counts as that.
+const large = 65_536
+const mostLosses = 5
+
+const bytesOf = (requests: ReadonlyArray<Request>): number =>
+  requests.reduce((sum, { args }) => args.reduce<number>((bytes, arg) => bytes + String(arg).length, sum), 0)
+
+/** From now on, it is sent without its largest request, if that has so many bytes: the most likely reason for that it does not arrive. */
+const lighten = (sending: Sending, least: number): void => {
+  const parts = leadingOf(sending.requests).map((request) => [request, ...request.following ?? []])
+  const largest = parts.reduce((found, part) => bytesOf(part) >= bytesOf(found) ? part : found, [])
+  if (bytesOf(largest) < least) return
+  sending.requests = sending.requests.filter((request) => !largest.includes(request))
+  sending.refusal = new RedisError({ reason: new RequestTooLarge({ command: "FCALL" }) })
+}
 
 // Fewer cost Redis, and the wake-ups on both sides, less than the call itself.
 const worthACall = 32
@@ -432,8 +456,7 @@ export class Outbox implements Sender {
   #forgotten(session: Session, { batch, uncertain }: Sending, status: Answer["status"]): void {
     if (!uncertain) {
       // Refused, and not executed before: as good as never sent.
-      const following = new Set(batch.flatMap((request) => request.following ?? []))
-      this.#putBack(batch.filter((request) => !following.has(request)))
+      this.#putBack(leadingOf(batch))
       this.#inFlight = undefined
     }
     this.#keeper.lose(session, status === "expired" || status === "unknown" ? status : "rolledBack")
@@ -450,6 +473,11 @@ export class Outbox implements Sender {
       sending.requests = kept
       if (kept.length > 0 || sending.uncertain) return false
       return this.#giveUp(batch, cause, false)
+    }
+    if (cause.reason._tag === "ConnectionLost" && ++sending.losses >= mostLosses) lighten(sending, large)
+    if (cause.reason._tag === "RequestTooLarge" && requests.length > 0) {
+      lighten(sending, 0)
+      return sending.requests.length === 0 && !sending.uncertain && this.#giveUp(batch, cause, false)
     }
     sending.uncertain ||= cause.executed === "unknown"
     if (!isTransient(cause) && cause.reason._tag !== "OutOfMemory") {

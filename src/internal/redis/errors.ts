@@ -207,6 +207,24 @@ export class OutOfMemory extends Schema.Error<OutOfMemory>("lockstep/Redis/OutOf
 }
 
 /**
+ * The request is larger than the server takes: it says so, or the connection is lost each time that the request is sent. A gateway
+ * may be the reason, too. Nothing was executed.
+ *
+ * @category errors
+ * @since 0.1.0
+ */
+export class RequestTooLarge extends Schema.Error<RequestTooLarge>("lockstep/Redis/RequestTooLarge")({
+  _tag: Schema.tag("RequestTooLarge"),
+  command: Schema.String,
+  ...subject
+}) {
+  override get message(): string {
+    return `${this.command}${about(this)} is larger than the server, or a gateway before it, takes: make it smaller, ` +
+      `or raise \`proto-max-bulk-len\`.`
+  }
+}
+
+/**
  * Redis refuses for the time being: it is loading, busy, failing over, moving slots or short of replicas or of
  * connections. Nothing was executed.
  *
@@ -284,6 +302,7 @@ export const commandReasons = [
   MissingPermission,
   UnsupportedServer,
   OutOfMemory,
+  RequestTooLarge,
   Unavailable,
   FunctionMissing,
   CommandFailed
@@ -418,6 +437,7 @@ const replyError = (message: string, code: string, command: string, address: str
     case "OOM":
       return fail(new OutOfMemory({ command }))
     case "ERR":
+      if (/^Protocol error: (invalid|too big) /.test(text)) return fail(new RequestTooLarge({ command }))
       if (text.startsWith("Function not found")) return fail(new FunctionMissing({ code }))
       if (text.startsWith("max number of clients")) return fail(new Unavailable({ code: "MAXCLIENTS" }))
       if (text.startsWith("This instance has cluster support disabled")) return fail(notCluster())
