@@ -31,16 +31,28 @@ local NEEDED = {
   { 'XLEN' }, { 'XRANGE', '-', '+' }, { 'XREVRANGE', '+', '-' }, { 'XTRIM', 'MINID', '0' }, { 'ZADD', '0', 'm' }, { 'ZRANGEBYLEX', '-', '+' }, { 'ZRANGEBYSCORE', '0', '0' }, { 'ZREM', 'm' }
 }
 
-local function denied(ctx)
+-- What stands in the way of a command: it is denied, or the server has no such command, because an operator has renamed it.
+local function obstacle(...)
+  local fine, allowed = pcall(redis.acl_check_cmd, ...)
+  if not fine then return 'lacking' end
+  return not allowed and 'denied'
+end
+
+-- The first command that cannot be used, and why.
+local function unusable(ctx)
   for index = 1, #NEEDED do
     local command = NEEDED[index]
-    if not redis.acl_check_cmd(command[1], ctx.sessions, unpack(command, 2)) then return command[1] end
+    local why = obstacle(command[1], ctx.sessions, unpack(command, 2))
+    if why then return why, command[1] end
   end
   -- Those whose keys come later.
-  if not redis.acl_check_cmd('XREAD', 'STREAMS', ctx.sessions, '0') then return 'XREAD' end
-  if not redis.acl_check_cmd('XREADGROUP', 'GROUP', 'g', 'c', 'STREAMS', ctx.sessions, '>') then return 'XREADGROUP' end
+  local why = obstacle('XREAD', 'STREAMS', ctx.sessions, '0')
+  if why then return why, 'XREAD' end
+  why = obstacle('XREADGROUP', 'GROUP', 'g', 'c', 'STREAMS', ctx.sessions, '>')
+  if why then return why, 'XREADGROUP' end
   for _, subcommand in ipairs({ 'CREATE', 'DELCONSUMER', 'DESTROY', 'SETID' }) do
-    if not redis.acl_check_cmd('XGROUP', subcommand, ctx.sessions, 'g', 'c') then return 'XGROUP|' .. subcommand end
+    why = obstacle('XGROUP', subcommand, ctx.sessions, 'g', 'c')
+    if why then return why, 'XGROUP|' .. subcommand end
   end
 end
 
@@ -113,10 +125,11 @@ end
 -- answered one identity are in one namespace of one server, however they reach it.
 -- keys: none
 -- args: session string, replaces string, lease number, protocol number, partitions number, about string, library string, vacant number
--- reply: ["opened", position string, retired string, former number, identity string] | ["vacant", opened number, partitions number] | ["mismatch", protocol number, partitions number] | ["denied", command string]
+-- reply: ["opened", position string, retired string, former number, identity string] | ["vacant", opened number, partitions number] | ["mismatch", protocol number, partitions number] | ["denied", command string] | ["lacking", command string]
 handlers['session.open'] = function(ctx, _, session, replaces, lease, protocol, partitions, about, library, vacant)
-  local command = denied(ctx)
-  if command then return reply('denied', command) end
+  local why, command = unusable(ctx)
+  if why == 'lacking' then return reply('lacking', command) end
+  if why then return reply('denied', command) end
   local foreign, known = isForeign(ctx, protocol, partitions)
   local opened = tonumber(known[3] or 0)
   for former in string.gmatch(replaces, '%S+') do finish(ctx, former, 0) end

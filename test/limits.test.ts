@@ -435,6 +435,14 @@ layer(TestServer.layer, live)("a server", (it) => {
       assert.strictEqual(yield* server.cli("FUNCTION", "LIST"), "")
     }))
 
+  it.effect("cannot be used when a command is renamed, and says which", () =>
+    Effect.gen(function*() {
+      const server = yield* standalone({ config: { "rename-command": ["UNLINK \"\"", "XCLAIM other"] } })
+      const reason = yield* refusal({ url: server.url }, { namespace: freshNamespace() })
+      assert.strictEqual(reason._tag, "UnsupportedServer")
+      assert.include(reason.message, "UNLINK")
+    }))
+
   it.effect("may have renamed functions: scripts do the same, also after SCRIPT FLUSH", () =>
     Effect.gen(function*() {
       const server = yield* standalone({

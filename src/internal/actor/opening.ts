@@ -2,7 +2,7 @@
  * Opens the sessions of a channel, and has them refused where a namespace would be divided in two ways: see lua/sessions.lua.
  */
 
-import { MissingPermission, RedisError } from "../redis/errors.ts"
+import { MissingPermission, RedisError, UnsupportedServer } from "../redis/errors.ts"
 import { CoordinatorError, Incompatible } from "./errors.ts"
 import type { Former } from "./former.ts"
 import { prefixOf } from "./keys.ts"
@@ -136,11 +136,15 @@ export class Opener {
     return isFirst ? opened : never
   }
 
-  #refusal(reply: Found<"mismatch" | "denied"> | Failed): CoordinatorError {
+  #refusal(reply: Found<"mismatch" | "denied" | "lacking"> | Failed): CoordinatorError {
     const { namespace, partitions } = this.#options.office.settings
     switch (reply[0]) {
       case "denied":
         return new CoordinatorError({ reason: new MissingPermission({ command: reply[1] }) })
+      case "lacking": {
+        const detail = `it has no command ${reply[1]}, which an operator may have renamed (\`rename-command\`)`
+        return new CoordinatorError({ reason: new UnsupportedServer({ detail }) })
+      }
       case "mismatch":
         return new CoordinatorError({
           reason: new Incompatible({
