@@ -668,6 +668,7 @@ layer(TestServer.layer, live)("a topic", (it) => {
         const buffer = { capacity: 10, strategy: "dropping" } as const
         const stream = yield* topic.subscribed({ buffer })
         const [live] = yield* subscribers([topic], 0, { from: "beginning" })
+        const before = (yield* Metric.value(Metrics.missedEvents)).count
         for (const n of upTo(30)) {
           yield* topic.publish(n)
           yield* eventually(Effect.sync(() => assert.strictEqual(live!.found.length, n + 1)), { interval: 1 })
@@ -675,6 +676,7 @@ layer(TestServer.layer, live)("a topic", (it) => {
         const found = yield* collect(stream, 11)
         assert.deepStrictEqual(valuesOf(found), [...upTo(10), "Gap"])
         assert.deepStrictEqual(found[10], { _tag: "Gap", topic: hostile, namespace, reason: "overflow", missed: 20 })
+        assert.strictEqual((yield* Metric.value(Metrics.missedEvents)).count - before, 20)
       })))
 
   it.effect("logs what its events leave out", () =>

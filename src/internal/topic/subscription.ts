@@ -32,13 +32,17 @@ const nothing: ReadonlyArray<never> = []
 /** Elements that a full buffer leaves out. */
 class LeftOut {
   #missed = 0
+  // Of these, events: those that are missing in gaps are counted where these are noticed.
+  #events = 0
   // How many are missing besides is not known.
   #lost = false
 
   add(elements: ReadonlyArray<Element<unknown>>): void {
     for (const element of elements) {
-      if (element._tag !== "Gap") this.#missed++
-      else if (element.missed === undefined) this.#lost = true
+      if (element._tag !== "Gap") {
+        this.#missed++
+        this.#events++
+      } else if (element.missed === undefined) this.#lost = true
       else this.#missed += element.missed
     }
   }
@@ -50,7 +54,8 @@ class LeftOut {
       ...this.#missed > 0 ? [gap(topic, "overflow", this.#missed)] : [],
       ...this.#lost ? [gap(topic, "lost", undefined)] : []
     ]
-    this.#missed = 0
+    if (this.#events > 0) topic.space.kernel.hooks.metrics.missed(this.#events)
+    this.#missed = this.#events = 0
     this.#lost = false
     return gaps
   }
