@@ -390,8 +390,8 @@ export class Publisher {
       throw new RangeError(
         `topic ${JSON.stringify(place.name)} is not in the partition of ${leader.kind} ${
           JSON.stringify(leader.name)
-        }, or has ` +
-          `another lease: give it \`colocate: ${JSON.stringify(leader.name)}\``
+        }, or was made ` +
+          `with another coordinator or lease: give it \`colocate: ${JSON.stringify(leader.name)}\``
       )
     }
     return publishing as unknown as Request
