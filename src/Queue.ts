@@ -80,6 +80,7 @@ import { checkShares } from "./internal/queue/settings.ts"
 import { Shard } from "./internal/queue/shard.ts"
 import { Sharded } from "./internal/queue/sharded.ts"
 import { measured } from "./internal/queue/state.ts"
+import { logFailure } from "./internal/text.ts"
 import { persevering } from "./internal/work/patience.ts"
 
 export {
@@ -364,7 +365,7 @@ export const worker = <Self, A, S, E, E2, R>(
       )
       return Effect.forkScoped(
         Effect.tapCause(going, (cause) =>
-          Cause.hasInterruptsOnly(cause) ? Effect.void : Effect.logError(`${what} has ended`, cause))
+          Cause.hasInterruptsOnly(cause) ? Effect.void : logFailure(`${what} has ended`, cause))
       )
     })
   )

@@ -54,6 +54,7 @@ import { findHold } from "./internal/hold/holding.ts"
 import { describe, type LeaseLost, type WaitTimeout } from "./internal/hold/loss.ts"
 import { millis, oneOf, type Place, placeOf, spaceOf } from "./internal/hold/place.ts"
 import { question, request } from "./internal/hold/request.ts"
+import { logFailure } from "./internal/text.ts"
 import { untilBack } from "./internal/work/patience.ts"
 
 interface CommonOptions {
@@ -122,9 +123,7 @@ export const make = <E, R, R2 = never>(
         begin: () => nothing,
         fail: errorOf
       }).pipe(
-        Effect.tapCause((cause) =>
-          Effect.logError(`${describe("singleton", name, place.namespace)} has failed`, cause)
-        ),
+        Effect.tapCause((cause) => logFailure(`${describe("singleton", name, place.namespace)} has failed`, cause)),
         // Also after a defect, or having interrupted itself: otherwise no process would run it any more.
         Effect.catchCause((cause) => Effect.fail(Cause.squash(cause))),
         Effect.retry((options?.restart ?? restart) as Schedule.Schedule<unknown, unknown, never, R2>),
@@ -159,7 +158,7 @@ export const schedule = <E, R, R2 = never>(
     // An interruption of this fiber is not caught.
     Effect.catchCause(
       Effect.scoped(run),
-      (cause) => Effect.logError(`a tick of ${describe("singleton", name, namespace)} has failed`, cause)
+      (cause) => logFailure(`a tick of ${describe("singleton", name, namespace)} has failed`, cause)
     )
   const ticks = (place: Place, term: Hold) =>
     Effect.gen(function*() {

@@ -66,6 +66,7 @@ import { Coordinator } from "./Coordinator.ts"
 import { describe } from "./internal/hold/loss.ts"
 import { millis, spaceOf } from "./internal/hold/place.ts"
 import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
+import { logFailure } from "./internal/text.ts"
 import type { HandlerOptions, Options, SubscribeOptions, Topic } from "./internal/topic/api.ts"
 import { isLasting, type TopicError } from "./internal/topic/errors.ts"
 import type { Element, Event } from "./internal/topic/event.ts"
@@ -289,7 +290,7 @@ export const handler = <Self, A, E, R>(
           // An interruption of this fiber is not caught.
           Effect.catchCause(
             handled(handle, event, topic.name),
-            (cause) => Effect.logError(`a ${what} failed at an event`, cause)
+            (cause) => logFailure(`a ${what} failed at an event`, cause)
           ))
         : topic.running(handle, options, begun)
       const going = persevering(
@@ -297,7 +298,7 @@ export const handler = <Self, A, E, R>(
         (error) => Effect.logWarning(`a ${what} could not go on, and begins again`, error),
         isLasting
       )
-      yield* Effect.forkScoped(Effect.tapCause(going, (cause) => Effect.logError(`a ${what} has ended`, cause)))
+      yield* Effect.forkScoped(Effect.tapCause(going, (cause) => logFailure(`a ${what} has ended`, cause)))
       yield* Deferred.await(ready)
     })
   )

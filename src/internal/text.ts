@@ -1,6 +1,7 @@
 /** Text for people, of values that may be anything: also of those that throw when they are looked at. */
 
 import * as Cause from "effect/Cause"
+import * as Effect from "effect/Effect"
 
 const attempted = (text: () => string): string => {
   try {
@@ -17,3 +18,7 @@ export const messageOf = (error: unknown): string =>
   attempted(() => String(error instanceof Error ? error.message : error))
 
 export const prettyOf = (cause: Cause.Cause<unknown>): string => attempted(() => Cause.pretty(cause))
+
+/** Loggers throw where they cannot show a cause. */
+export const logFailure = (message: string, cause: Cause.Cause<unknown>): Effect.Effect<void> =>
+  Effect.catchDefect(Effect.logError(message, cause), () => Effect.logError(`${message}: ${prettyOf(cause)}`))

@@ -12,6 +12,7 @@ import type * as Take from "effect/Take"
 import type { Lease } from "../hold/hold.ts"
 import { describe, type LeaseLost } from "../hold/loss.ts"
 import type { Place } from "../hold/place.ts"
+import { logFailure } from "../text.ts"
 
 /** A change of this process as a candidate. */
 export type Transition =
@@ -44,7 +45,7 @@ export const calling = Effect.fnUntraced(function*<R>(place: Place, { onAcquired
   const calls = Stream.runForEach(Stream.fromQueue(queue), (transition) =>
     Effect.catchCause(
       Effect.suspend(() => call(transition) ?? Effect.void),
-      (cause) => Effect.logError(`on${transition._tag} of ${name}: the callback has failed`, cause)
+      (cause) => logFailure(`on${transition._tag} of ${name}: the callback has failed`, cause)
     ))
   yield* Effect.acquireRelease(Effect.forkDetach(Effect.provideContext(calls, context)), (fiber) => {
     const { channel: { margin }, space: { kernel: { transport } } } = place

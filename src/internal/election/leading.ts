@@ -9,6 +9,7 @@ import { describe, LeaseLost } from "../hold/loss.ts"
 import type { Place } from "../hold/place.ts"
 import { protect } from "../hold/protect.ts"
 import { spanned } from "../hold/span.ts"
+import { logFailure } from "../text.ts"
 
 export interface Leading<E> {
   readonly place: Place
@@ -122,5 +123,5 @@ const reported = (loss: LeaseLost, rest: Cause.Cause<unknown>): Effect.Effect<vo
   const message = `term ${token} of ${describe(kind, key, namespace)} has ended (${reason}): it campaigns again`
   return rest.reasons.length === 0
     ? Effect.logInfo(message)
-    : Effect.logError(`${message}; its effect has failed meanwhile`, rest)
+    : logFailure(`${message}; its effect has failed meanwhile`, rest)
 }

@@ -1,9 +1,10 @@
 /** Values of users as JSON text, by their schemas. */
 
+import * as Cause from "effect/Cause"
 import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
 import * as Schema from "effect/Schema"
-import { textOf } from "../text.ts"
+import { messageOf, textOf } from "../text.ts"
 
 export class InvalidPayload extends Schema.Error<InvalidPayload>("lockstep/InvalidPayload")({
   _tag: Schema.tag("InvalidPayload"),
@@ -67,12 +68,9 @@ export const payload = <A>(
   const decode = Schema.decodeUnknownEffect(json)
   const decodeAll = Schema.decodeUnknownEffect(Schema.toCodecJson(Schema.Array(schema)))
   const invalid = (what: string, issue: string) => new InvalidPayload({ what, kind, name, namespace, issue })
-  // A schema of users may throw, which is no reason to end their fibers.
+  // A schema of users may throw, or interrupt itself, which is no reason to end their fibers.
   const named = <B>(self: Effect.Effect<B, Schema.SchemaError>, what: string): Effect.Effect<B, InvalidPayload> =>
-    Effect.catchDefect(
-      Effect.mapError(self, ({ message }) => invalid(what, message)),
-      (defect) => Effect.fail(invalid(what, defect instanceof Error ? defect.message : String(defect)))
-    )
+    Effect.catchCause(self, (cause) => Effect.fail(invalid(what, messageOf(Cause.squash(cause)))))
   return {
     encode: (value, what) =>
       Effect.flatMap(

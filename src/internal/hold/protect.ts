@@ -251,8 +251,11 @@ const outcome = <A, E, E2>(
 /** The exit of an effect that was interrupted for a loss: that loss, and the other failures. */
 export const lostWith = <E, E2>(error: E2, exit: Exit.Exit<unknown, E>): Exit.Exit<never, E | E2> => {
   const lost = Cause.fail(error)
+  // `Cause.combine` compares the failures, and those of users may throw when they are looked at.
   return Exit.failCause(
-    Exit.isSuccess(exit) || Cause.hasInterruptsOnly(exit.cause) ? lost : Cause.combine(lost, exit.cause)
+    Exit.isSuccess(exit) || Cause.hasInterruptsOnly(exit.cause)
+      ? lost
+      : Cause.fromReasons<E | E2>([...lost.reasons, ...exit.cause.reasons])
   )
 }
 
@@ -262,5 +265,12 @@ export const joined = <A, E, B, E2>(
   end: (exit: Exit.Exit<A, E>) => Effect.Effect<B, E2>
 ): Effect.Effect<B, E2> =>
   Effect.callback((resume) => {
-    fiber.addObserver((exit) => resume(end(exit)))
+    fiber.addObserver((exit) => {
+      // Nobody hears of what an observer throws.
+      try {
+        resume(end(exit))
+      } catch (defect) {
+        resume(Effect.die(defect))
+      }
+    })
   })
