@@ -53,6 +53,7 @@ import * as acquiring from "./internal/hold/acquire.ts"
 import { Hold } from "./internal/hold/hold.ts"
 import { type Holder, holdersOf, type Waiter, waitersOf } from "./internal/hold/holders.ts"
 import { describe, LeaseLost, WaitTimeout } from "./internal/hold/loss.ts"
+import type { Membership } from "./internal/hold/membership.ts"
 import { mismatchPolicies, oneOf, type Place, placeOf, spaceOf, whole } from "./internal/hold/place.ts"
 import { withHold } from "./internal/hold/protect.ts"
 import { question, request } from "./internal/hold/request.ts"
@@ -187,7 +188,7 @@ export class PermitsExceeded extends Schema.Error<PermitsExceeded>("lockstep/Sem
 }
 
 /**
- * No process has the semaphore open any more: its scope was closed, or Redis has lost its data a moment ago.
+ * No process has the semaphore open any more: its scope was closed.
  *
  * @category errors
  * @since 0.1.0
@@ -234,31 +235,57 @@ class SemaphoreImpl implements Semaphore {
   readonly name: string
   readonly #place: Place
   readonly #known: Known
+  readonly #member: Membership
 
-  constructor(place: Place, known: Known) {
+  constructor(place: Place, known: Known, member: Membership) {
     this.name = place.name
     this.#place = place
     this.#known = known
+    this.#member = member
   }
 
-  #taking(permits: number, wait: boolean, options: TakeOptions | undefined): acquiring.Acquire<SemaphoreError> {
-    checkPermits(permits)
-    const about = aboutOf(this.#place)
-    return taking(this.#place, permits, 0, wait, {
-      options,
-      fail,
-      refuse: (refusal) => {
-        switch (refusal[0]) {
-          case "busy":
-            return Effect.succeed(undefined)
-          case "exceeds":
-            this.#known.permits = refusal[1]
-            return Effect.fail(fail(new PermitsExceeded({ ...about, permits, existing: refusal[1] })))
-          default:
-            return Effect.fail(fail(new SemaphoreGone(about)))
-        }
-      }
+  // It may be gone alone, as after an eviction: then it is created again, once.
+  #taking<A, E, R>(
+    permits: number,
+    wait: boolean,
+    options: TakeOptions | undefined,
+    take: (acquiring: acquiring.Acquire<SemaphoreError>) => Effect.Effect<A, E | SemaphoreError, R>
+  ): Effect.Effect<A, E | SemaphoreError, R> {
+    return Effect.suspend(() => {
+      checkPermits(permits)
+      const about = aboutOf(this.#place)
+      let isGone = false
+      const acquiring = () =>
+        taking(this.#place, permits, 0, wait, {
+          options,
+          fail,
+          refuse: (refusal) => {
+            switch (refusal[0]) {
+              case "busy":
+                return Effect.succeed(undefined)
+              case "exceeds":
+                this.#known.permits = refusal[1]
+                return Effect.fail(fail(new PermitsExceeded({ ...about, permits, existing: refusal[1] })))
+              default:
+                isGone = true
+                return Effect.fail(this.#gone())
+            }
+          }
+        })
+      return Effect.catch(take(acquiring()), (error) => {
+        if (!isGone || !this.#rejoin()) return Effect.fail(error)
+        isGone = false
+        return take(acquiring())
+      })
     })
+  }
+
+  #gone(): SemaphoreError {
+    return fail(new SemaphoreGone(aboutOf(this.#place)))
+  }
+
+  #rejoin(): boolean {
+    return this.#place.tenancy.rejoin(this.#member)
   }
 
   #spanned<A, E, R>(self: Effect.Effect<A, E, R>, verb: string): Effect.Effect<A, E, R> {
@@ -269,7 +296,7 @@ class SemaphoreImpl implements Semaphore {
     (permits: number, options?: TakeOptions | undefined) =>
     <A, E, R>(self: Effect.Effect<A, E, R>): Effect.Effect<A, E | SemaphoreError, R> =>
       this.#spanned(
-        Effect.suspend(() => withHold(self, this.#taking(permits, true, options))) as Effect.Effect<
+        this.#taking(permits, true, options, (taking) => withHold(self, taking)) as Effect.Effect<
           A,
           E | SemaphoreError,
           R
@@ -285,7 +312,7 @@ class SemaphoreImpl implements Semaphore {
     <A, E, R>(self: Effect.Effect<A, E, R>): Effect.Effect<Option.Option<A>, E | SemaphoreError, R> =>
       this.#spanned(
         Effect.map(
-          Effect.suspend(() => withHold(Effect.asSome(self), this.#taking(permits, false, options))),
+          this.#taking(permits, false, options, (taking) => withHold(Effect.asSome(self), taking)),
           (result) => result ?? Option.none()
         ),
         "withPermitsIfAvailable"
@@ -293,7 +320,7 @@ class SemaphoreImpl implements Semaphore {
 
   readonly take = (permits: number, options?: TakeOptions | undefined): Effect.Effect<Lease, SemaphoreError> =>
     this.#spanned(
-      Effect.suspend(() => acquiring.acquireUnscoped(this.#taking(permits, true, options))),
+      this.#taking(permits, true, options, acquiring.acquireUnscoped),
       "take"
     ) as Effect.Effect<Lease, SemaphoreError>
 
@@ -302,7 +329,7 @@ class SemaphoreImpl implements Semaphore {
     options?: TakeOptions | undefined
   ): Effect.Effect<Lease, SemaphoreError, Scope.Scope> =>
     this.#spanned(
-      Effect.suspend(() => acquiring.acquireScoped(this.#taking(permits, true, options))),
+      this.#taking(permits, true, options, (taking) => acquiring.acquireScoped(taking)),
       "takeScoped"
     ) as Effect.Effect<Lease, SemaphoreError, Scope.Scope>
 
@@ -312,7 +339,7 @@ class SemaphoreImpl implements Semaphore {
   ): Effect.Effect<Option.Option<Lease>, SemaphoreError> =>
     Effect.map(
       this.#spanned(
-        Effect.suspend(() => acquiring.acquireUnscoped(this.#taking(permits, false, options))),
+        this.#taking(permits, false, options, acquiring.acquireUnscoped),
         "takeIfAvailable"
       ),
       Option.fromUndefinedOr
@@ -327,16 +354,22 @@ class SemaphoreImpl implements Semaphore {
       return acquiring.release(lease)
     })
 
-  get #state() {
-    return Effect.mapError(question(this.#place, "semaphore.state", []), ({ reason }) => fail(reason))
+  get #state(): Effect.Effect<readonly [capacity: number, taken: number], SemaphoreError> {
+    return Effect.flatMap(
+      Effect.mapError(question(this.#place, "semaphore.state", []), ({ reason }) => fail(reason)),
+      ([, capacity, taken]) => {
+        if (capacity > 0) return Effect.succeed([capacity, taken] as const)
+        return this.#rejoin() ? Effect.succeed([this.#known.permits, 0] as const) : Effect.fail(this.#gone())
+      }
+    )
   }
 
   get available(): Effect.Effect<number, SemaphoreError> {
-    return Effect.map(this.#state, ([, capacity, taken]) => capacity - taken)
+    return Effect.map(this.#state, ([capacity, taken]) => capacity - taken)
   }
 
   get permits(): Effect.Effect<number, SemaphoreError> {
-    return Effect.map(this.#state, ([, capacity]) => capacity)
+    return Effect.map(this.#state, ([capacity]) => capacity)
   }
 
   get holders(): Effect.Effect<ReadonlyArray<Holder>, SemaphoreError> {
@@ -353,8 +386,8 @@ class SemaphoreImpl implements Semaphore {
       return Effect.matchEffect(request(this.#place, "semaphore.resize", [permits]), {
         onFailure: ({ reason }) => Effect.fail(fail(reason)),
         onSuccess: ([tag]) => {
-          if (tag === "missing") return Effect.fail(fail(new SemaphoreGone(aboutOf(this.#place))))
           this.#known.permits = permits
+          if (tag === "missing" && !this.#rejoin()) return Effect.fail(this.#gone())
           // What is kept would be taken again without asking whether there is as much: the recall comes a moment later.
           this.#place.tenancy.kept.surrenderKey(this.#place.key)
           return Effect.void
@@ -397,9 +430,9 @@ const open = (
         waits: mode === "attach",
         fail: (error) => fail(error)
       }),
-      ([, outcome]) =>
+      ([member, outcome]) =>
         outcome[0] === "granted"
-          ? Effect.succeed(new SemaphoreImpl(place, known))
+          ? Effect.succeed(new SemaphoreImpl(place, known, member))
           : Effect.fail(fail(
             outcome[0] === "mismatch"
               ? new PermitsMismatch({ ...aboutOf(place), permits, existing: outcome[1] })

@@ -340,8 +340,30 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("S
         const semaphore = yield* Effect.scoped(Semaphore.make({ name: "s", permits: 3 }))
         assert.strictEqual((yield* Effect.flip(semaphore.take(1))).reason._tag, "SemaphoreGone")
         assert.strictEqual((yield* Effect.flip(semaphore.resize(1))).reason._tag, "SemaphoreGone")
+        assert.strictEqual((yield* Effect.flip(semaphore.available)).reason._tag, "SemaphoreGone")
       })
     ))
+
+  it.effect("is created again where it alone is gone, as after an eviction", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        const options = { name: "s", permits: 2 } as const
+        const [one, other] = [yield* on(a!, Semaphore.make(options)), yield* on(b!, Semaphore.make(options))]
+        const uses = [
+          one.withPermits(2)(Effect.succeed(2)),
+          one.permits,
+          Effect.andThen(one.takeIfAvailable(1), (lease) => Effect.as(one.release(Option.getOrThrow(lease)), 2)),
+          Effect.as(Effect.scoped(one.takeScoped(1)), 2),
+          Effect.as(one.resize(2), 2)
+        ]
+        for (const use of uses) {
+          yield* server.cli("DEL", `{${namespace}:00}:semaphore:s`)
+          assert.strictEqual(yield* use, 2)
+          assert.strictEqual(yield* other.available, 2)
+          const error = yield* Effect.flip(Effect.scoped(on(b!, Semaphore.make({ name: "s", permits: 3 }))))
+          assert.strictEqual(error.reason._tag, "PermitsMismatch")
+        }
+      })))
 
   it.effect.each(["fail", "resize"] as const)(
     "keeps a number that a process has missed: %s",

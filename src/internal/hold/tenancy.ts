@@ -477,6 +477,14 @@ export class Tenancy implements Tenant, Keeper, Asker {
 
   readonly doubt = (): void => this.#upkeep.doubt()
 
+  /** Its resource is gone, though the scope is open: it joins again, before anything that is asked from now on. */
+  rejoin(member: Membership): boolean {
+    const { session } = this.channel
+    if (member.state !== "held" || session === undefined) return false
+    this.#upkeep.verify(session, [member])
+    return true
+  }
+
   readonly beat = (session: Session): void => {
     this.opened()
     for (const entry of this.#claims.repeated(session)) this.#send(entry, true)
