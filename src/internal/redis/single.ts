@@ -25,7 +25,7 @@ export interface SingleOptions {
 }
 
 // In milliseconds. A connection that is lost sooner did not work: what is sent first each time may be what breaks it.
-const steady = 1000
+const steady = 50
 
 /** The connection is ready once the node has proved to be a usable master, in the database that was asked for. */
 export const single = (options: SingleOptions): SingleConnection => new Single(options)
