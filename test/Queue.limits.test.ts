@@ -2,10 +2,12 @@
 import { assert, layer } from "@effect/vitest"
 import { Deferred, Effect, Exit, Fiber, Option, Schedule, Schema, Scope, Stream } from "effect"
 import { Queue } from "../src/index.ts"
-import { eventually } from "./support/eventually.ts"
+import { make as proxy } from "../src/testing/Proxy.ts"
+import { eventually, realSleep } from "./support/eventually.ts"
 import { TestServer } from "./support/live.ts"
 import { begins, emptied, inLine, isRangeError, make, shows, upTo, working } from "./support/queues.ts"
-import { isPending, lose, missed, on, pending, promptly, several } from "./support/several.ts"
+import { asks } from "./support/requests.ts"
+import { behind, isPending, lose, missed, on, pending, promptly, several } from "./support/several.ts"
 
 const live = { excludeTestServices: true, timeout: "60 seconds" } as const
 
@@ -169,6 +171,54 @@ layer(TestServer.layer, live)("a queue of a length", (it) => {
           yield* worker.stop
         }), { partitions: shards, lease: "3 seconds", margin: "500 millis" }))
   }
+
+  it.effect("stores no job whose wait for room was over", () =>
+    several(1, ([a], namespace, server) =>
+      Effect.gen(function*() {
+        const line = yield* proxy(server)
+        const queue = yield* on(a!, limited(2))
+        const other = yield* on(
+          yield* behind(line, namespace),
+          Queue.make({ name: queue.name, payload: Schema.Number })
+        )
+        const worker = yield* working(queue, () => Effect.sleep(3))
+        const offered: Array<number> = []
+        let late = 0
+        const offering = (first: number) =>
+          Effect.forEach(upTo(60, first), (n) =>
+            Effect.match(other.offer(n, { wait: 2 + n % 30 }), {
+              onFailure: ({ reason }) => {
+                assert.strictEqual(reason._tag, "WaitTimeout")
+                late++
+              },
+              onSuccess: () => void offered.push(n)
+            }))
+        yield* line.delay({ requests: 2, replies: 2 })
+        yield* Effect.all([offering(0), offering(1000), offering(2000)], { concurrency: "unbounded" })
+        assert.isTrue(late > 0 && offered.length > 0)
+        yield* queue.offer(-1)
+        yield* eventually(Effect.sync(() => assert.include(worker.begun, -1)))
+        assert.deepStrictEqual(
+          worker.begun.filter((n) => n >= 0).toSorted((x, y) => x - y),
+          offered.toSorted((x, y) => x - y)
+        )
+        yield* worker.stop
+      })))
+
+  it.effect("answers an offer that is on its way when its wait is over", () =>
+    several(0, (_, namespace, server) =>
+      Effect.gen(function*() {
+        const line = yield* proxy(server)
+        const queue = yield* on(yield* behind(line, namespace), make())
+        const held = yield* line.hold(asks("queue.offer"))
+        const offer = yield* Effect.forkChild(queue.offer(1, { wait: "20 millis" }))
+        yield* held.request
+        yield* realSleep("100 millis")
+        yield* pending(offer)
+        yield* held.release()
+        yield* promptly(Fiber.join(offer), "the answer")
+        assert.strictEqual((yield* queue.state).waiting, 1)
+      })))
 
   for (const onFull of ["wait", "fail", "dropOldest"] as const) {
     it.effect(`takes blocked jobs beyond its length, and counts them when they can begin: ${onFull}`, () =>

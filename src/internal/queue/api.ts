@@ -160,7 +160,7 @@ export interface Queue<in out A, in out S = unknown, in out E = never> {
   readonly name: string
   /**
    * Stores a job. Confirmed when it succeeds; if it fails with `Timeout`, it may have been stored. Where it waits for room, `wait` bounds
-   * that: then it fails with `WaitTimeout`, and waits no more.
+   * that: then it fails with `WaitTimeout`, and the job is not stored. A job that is on its way to Redis at that moment is waited for.
    */
   readonly offer: (
     payload: A,

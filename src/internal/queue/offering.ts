@@ -40,6 +40,8 @@ export interface Asker extends Owner {
   /** A job was not stored, because nothing is known of this job before it. */
   readonly unknown: (before: string) => void
   readonly failed: (error: Failure) => void
+  /** Its job was not stored, as it has to wait, and the asker wants that no more. */
+  readonly left?: () => void
 }
 
 // Instead of an id, of jobs that were not stored: the queue is full, or a job before them is not known.
@@ -136,6 +138,17 @@ class Offer implements Request<"queue.offer"> {
   add(item: Item): void {
     this.items.push(item)
     this.text += weightOf(item)
+  }
+
+  /** Its jobs that were not sent yet are not wanted. Answers how many they are. */
+  drop(asker: Asker): number {
+    if (this.#args !== undefined || this.#answered === undefined) return 0
+    const unwanted = this.items.filter((item) => item.asker === asker)
+    for (const item of unwanted) {
+      this.items.splice(this.items.indexOf(item), 1)
+      this.text -= weightOf(item)
+    }
+    return unwanted.length
   }
 
   get knownFor(): number {
@@ -327,9 +340,9 @@ export class Offerer {
     }
   }
 
-  /** Jobs of a caller that was interrupted, or refused, do not wait any more. Answers how many did. */
+  /** Jobs of a caller that was interrupted, or refused, and that were not sent, are not wanted any more. Answers how many there were. */
   withdraw(asker: Asker): number {
-    const dropped = this.#line.drop(asker)
+    const dropped = this.#line.drop(asker) + (this.#last?.drop(asker) ?? 0)
     this.#watch()
     this.#leaveIfIdle()
     return dropped
@@ -391,7 +404,10 @@ export class Offerer {
     this.#unanswered--
     if (waiting !== undefined && waiting.length > 0) {
       this.#enters = true
-      for (const item of waiting) item.isForRoom = true
+      for (const item of waiting) {
+        item.isForRoom = true
+        if (item.asker.gone === true) item.asker.left?.()
+      }
       // One that was not sent yet has later jobs.
       this.#last = undefined
       this.#line.giveBack(waiting)

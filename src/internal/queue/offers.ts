@@ -16,6 +16,12 @@ export const longestTurn = 20
 export const storedOf = (offered: ReadonlyArray<Offered>): QueueFull["stored"] =>
   offered.flatMap((one, at) => [{ at, ...one }])
 
+/** Bounds a wait. When the time is over, `late` decides, with the failure for that. */
+export type Bound = (
+  self: Effect.Effect<Offered, QueueError>,
+  late: (timeout: Effect.Effect<never, QueueError>) => Effect.Effect<Offered, QueueError>
+) => Effect.Effect<Offered, QueueError>
+
 export class Offers {
   readonly #offerer: Offerer
   readonly #io: Io
@@ -39,22 +45,55 @@ export class Offers {
     return fail(new OutcomeUnknown({ ...this.#queue, id }))
   }
 
+  #askerOf(resume: (result: Effect.Effect<Offered, QueueError>) => void): Asker {
+    return {
+      waiting: 0,
+      offered: (_, offered) => resume(offered === undefined ? Effect.fail(this.#uncertain) : Effect.succeed(offered)),
+      full: () => resume(Effect.fail(this.#full([]))),
+      unknown: (before) => resume(Effect.fail(this.#unknown(before))),
+      failed: ({ reason }) => resume(Effect.fail(fail(reason)))
+    }
+  }
+
   /** `late` receives a job that Redis stored, or found, after the caller was interrupted. */
   one(wish: Wish, late?: (offered: Offered) => void): Effect.Effect<Offered, QueueError> {
     return Effect.callback((resume) => {
-      const asker: Asker = {
-        waiting: 0,
-        offered: (_, offered) => {
-          if (offered === undefined) resume(Effect.fail(this.#uncertain))
-          else if (late !== undefined && asker.gone === true) late(offered)
-          else resume(Effect.succeed(offered))
-        },
-        full: () => resume(Effect.fail(this.#full([]))),
-        unknown: (before) => resume(Effect.fail(this.#unknown(before))),
-        failed: ({ reason }) => resume(Effect.fail(fail(reason)))
+      const asker = this.#askerOf(resume)
+      const telling: Asker = late === undefined ? asker : {
+        ...asker,
+        offered: (at, offered) => {
+          if (offered !== undefined && telling.gone === true) late(offered)
+          else asker.offered(at, offered)
+        }
       }
-      this.#offerer.offer(wish, asker, 0)
-      return Effect.sync(() => this.#offerer.withdraw(asker))
+      this.#offerer.offer(wish, telling, 0)
+      return Effect.sync(() => this.#offerer.withdraw(telling))
+    })
+  }
+
+  /** Within a bound. A job that is under way when the time is over may be stored, so the answer about it is waited for. */
+  oneWithin(wish: Wish, bound: Bound): Effect.Effect<Offered, QueueError> {
+    return Effect.suspend(() => {
+      let settled: Effect.Effect<Offered, QueueError> | "left" | undefined
+      let tell = () => {}
+      const settle = (result: Effect.Effect<Offered, QueueError> | "left") => {
+        settled = result
+        tell()
+      }
+      const asker: Asker = { ...this.#askerOf(settle), left: () => settle("left") }
+      const asked = Effect.callback<Offered, QueueError>((resume) => {
+        tell = () => resume(settled as Effect.Effect<Offered, QueueError>)
+        this.#offerer.offer(wish, asker, 0)
+        return Effect.sync(() => {
+          tell = () => {}
+          if (this.#offerer.withdraw(asker) > 0) settle("left")
+        })
+      })
+      return bound(asked, (timeout) =>
+        Effect.callback((resume) => {
+          tell = () => resume(settled === "left" ? timeout : settled!)
+          if (settled !== undefined) tell()
+        }))
     })
   }
 

@@ -11,7 +11,7 @@ import type * as Scope from "effect/Scope"
 import * as Stream from "effect/Stream"
 import { CoordinatorClosed } from "../actor/errors.ts"
 import { checkName } from "../actor/keys.ts"
-import { bounded, join } from "../hold/acquire.ts"
+import { bounded, join, within } from "../hold/acquire.ts"
 import { describe } from "../hold/loss.ts"
 import type { Observer } from "../hold/membership.ts"
 import { millis, millisOrEndless, oneOf, type Place, placeIn, type Space, whole } from "../hold/place.ts"
@@ -37,7 +37,7 @@ import { Handle, type Home } from "./handle.ts"
 import { handlingOf, policyOf } from "./handling.ts"
 import { Job, Task } from "./job.ts"
 import { type Offered, Offerer, type Wish } from "./offering.ts"
-import { Offers } from "./offers.ts"
+import { type Bound, Offers } from "./offers.ts"
 import { Operations } from "./operations.ts"
 import { Outcomes } from "./outcomes.ts"
 import { graceOf, mostConcurrency, mostOverrun, poolOf, type WorkerPool } from "./pool.ts"
@@ -221,8 +221,12 @@ export class Shard<in out A, in out S, in out E> extends Operations<A> implement
     )
   }
 
-  readonly offer = (payload: A, options?: OfferOptions & AwaitOptions): Effect.Effect<Offered, QueueError> =>
-    bounded(this.#offer(payload, options), this.place, options?.wait, fail)
+  readonly offer = (payload: A, options?: OfferOptions & AwaitOptions): Effect.Effect<Offered, QueueError> => {
+    const wait = options?.wait
+    if (wait === undefined) return this.#offer(payload, options)
+    const bound: Bound = (self, late) => within(self, this.place, wait, fail, late)
+    return this.#offer(payload, options, (wish) => this.#offers.oneWithin(wish, bound))
+  }
 
   readonly offerFor = (payload: A, options: OfferOptions, subscriber: Subscriber) =>
     this.#offer(payload, options, undefined, subscriber)
@@ -230,13 +234,12 @@ export class Shard<in out A, in out S, in out E> extends Operations<A> implement
   #offer(
     payload: A,
     options: OfferOptions | undefined,
-    late?: (offered: Offered) => void,
+    ask: (wish: Wish) => Effect.Effect<Offered, QueueError> = (wish) => this.#offers.one(wish),
     subscriber?: Subscriber
   ): Effect.Effect<Offered, QueueError> {
     return this.#spanned("offer", (sender) => {
       const wish = this.wishFor(payload, options, sender, subscriber)
-      if (Exit.isFailure(wish)) return Effect.failCause(wish.cause)
-      return this.#offers.one(wish.value, late)
+      return Exit.isFailure(wish) ? Effect.failCause(wish.cause) : ask(wish.value)
     })
   }
 
@@ -294,7 +297,7 @@ export class Shard<in out A, in out S, in out E> extends Operations<A> implement
     const offer = this.#offer(
       payload,
       { ...options, result },
-      (offered) => void this.#space.kernel.io.run(cancel(offered))
+      (wish) => this.#offers.one(wish, (offered) => void this.#space.kernel.io.run(cancel(offered)))
     )
     return Effect.uninterruptibleMask((restore) =>
       Effect.flatMap(
