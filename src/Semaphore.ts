@@ -253,39 +253,33 @@ class SemaphoreImpl implements Semaphore {
   ): Effect.Effect<A, E | SemaphoreError, R> {
     return Effect.suspend(() => {
       checkPermits(permits)
-      const about = aboutOf(this.#place)
       let isGone = false
-      const acquiring = () =>
+      const claim = () =>
         taking(this.#place, permits, 0, wait, {
           options,
           fail,
           refuse: (refusal) => {
-            switch (refusal[0]) {
-              case "busy":
-                return Effect.succeed(undefined)
-              case "exceeds":
-                this.#known.permits = refusal[1]
-                return Effect.fail(fail(new PermitsExceeded({ ...about, permits, existing: refusal[1] })))
-              default:
-                isGone = true
-                return Effect.fail(this.#gone())
-            }
+            if (refusal[0] === "busy") return Effect.succeed(undefined)
+            if (refusal[0] === "exceeds") return Effect.fail(this.#exceeded(permits, refusal[1]))
+            isGone = true
+            return Effect.fail(this.#gone())
           }
         })
-      return Effect.catch(take(acquiring()), (error) => {
-        if (!isGone || !this.#rejoin()) return Effect.fail(error)
+      return take(claim()).pipe(Effect.catch((error) => {
+        if (!isGone || !acquiring.rejoin(this.#place, this.#member)) return Effect.fail(error)
         isGone = false
-        return take(acquiring())
-      })
+        return take(claim())
+      }))
     })
+  }
+
+  #exceeded(permits: number, existing: number): SemaphoreError {
+    this.#known.permits = existing
+    return fail(new PermitsExceeded({ ...aboutOf(this.#place), permits, existing }))
   }
 
   #gone(): SemaphoreError {
     return fail(new SemaphoreGone(aboutOf(this.#place)))
-  }
-
-  #rejoin(): boolean {
-    return this.#place.tenancy.rejoin(this.#member)
   }
 
   #spanned<A, E, R>(self: Effect.Effect<A, E, R>, verb: string): Effect.Effect<A, E, R> {
@@ -359,7 +353,9 @@ class SemaphoreImpl implements Semaphore {
       Effect.mapError(question(this.#place, "semaphore.state", []), ({ reason }) => fail(reason)),
       ([, capacity, taken]) => {
         if (capacity > 0) return Effect.succeed([capacity, taken] as const)
-        return this.#rejoin() ? Effect.succeed([this.#known.permits, 0] as const) : Effect.fail(this.#gone())
+        return acquiring.rejoin(this.#place, this.#member)
+          ? Effect.succeed([this.#known.permits, 0] as const)
+          : Effect.fail(this.#gone())
       }
     )
   }
@@ -387,7 +383,7 @@ class SemaphoreImpl implements Semaphore {
         onFailure: ({ reason }) => Effect.fail(fail(reason)),
         onSuccess: ([tag]) => {
           this.#known.permits = permits
-          if (tag === "missing" && !this.#rejoin()) return Effect.fail(this.#gone())
+          if (tag === "missing" && !acquiring.rejoin(this.#place, this.#member)) return Effect.fail(this.#gone())
           // What is kept would be taken again without asking whether there is as much: the recall comes a moment later.
           this.#place.tenancy.kept.surrenderKey(this.#place.key)
           return Effect.void

@@ -449,3 +449,10 @@ export const join = <E, W extends Duration.Input | undefined = undefined>(
       )
     })
   )
+
+/** Its resource is gone, though the scope is open: it joins again, before anything that is asked from now on. Answers whether it does. */
+export const rejoin = ({ channel: { session }, tenancy }: Place, member: Membership): boolean => {
+  if (member.state !== "held" || session === undefined) return false
+  tenancy.upkeep.verify(session, [member])
+  return true
+}

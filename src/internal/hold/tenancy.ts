@@ -33,7 +33,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
   readonly #claims = new Claims()
   readonly #clock: Clock
   readonly #releases: Releases
-  readonly #upkeep: Upkeep
+  readonly upkeep: Upkeep
   readonly #ending: Ending
 
   readonly kernel: Office
@@ -48,7 +48,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
     this.#clock = new Clock(kernel.io)
     this.#releases = new Releases(channel, kernel)
     this.kept = new Kept(kernel.io, (hold, session) => this.#releases.begin(hold, session, ignore))
-    this.#upkeep = new Upkeep(kernel, channel, this.#claims, {
+    this.upkeep = new Upkeep(kernel, channel, this.#claims, {
       again: (entry) => this.#send(entry, true),
       ended: (hold) => {
         this.revoke(hold)
@@ -266,7 +266,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
   // Events may have been missed since it was asked for, which the answer is older than.
   #verifyAgain(entry: Entry, session: Session): void {
     entry.again = false
-    this.#upkeep.verify(session, [entry])
+    this.upkeep.verify(session, [entry])
   }
 
   #join(entry: Entry, state: ReadonlyArray<unknown>): void {
@@ -472,24 +472,16 @@ export class Tenancy implements Tenant, Keeper, Asker {
     for (const entry of this.#claims.values()) {
       if (entry instanceof Hold && entry.state === "asked") entry.recalled = true
     }
-    this.#upkeep.verify(session, this.#claims.values())
+    this.upkeep.verify(session, this.#claims.values())
   }
 
-  readonly doubt = (): void => this.#upkeep.doubt()
-
-  /** Its resource is gone, though the scope is open: it joins again, before anything that is asked from now on. */
-  rejoin(member: Membership): boolean {
-    const { session } = this.channel
-    if (member.state !== "held" || session === undefined) return false
-    this.#upkeep.verify(session, [member])
-    return true
-  }
+  readonly doubt = (): void => this.upkeep.doubt()
 
   readonly beat = (session: Session): void => {
     this.opened()
     for (const entry of this.#claims.repeated(session)) this.#send(entry, true)
     this.#releases.beat()
-    this.#upkeep.beat(session)
+    this.upkeep.beat(session)
   }
 
   // ---------------------------------------------------------------------------------------------------------------
