@@ -73,6 +73,7 @@ import * as Schema from "effect/Schema"
 import type * as Scope from "effect/Scope"
 import type * as Stream from "effect/Stream"
 import { Coordinator } from "./Coordinator.ts"
+import { batches } from "./internal/actor/keys.ts"
 import { type BatchError, ofBatch } from "./internal/flow/batchErrors.ts"
 import {
   aboutBatch,
@@ -86,7 +87,7 @@ import {
 } from "./internal/flow/batches.ts"
 import { conduct } from "./internal/flow/conducting.ts"
 import { type AnyTag, layoutOf, portIn, type Tag } from "./internal/flow/graph.ts"
-import { batches, checkFlow, Home, type IdOf, portsOf } from "./internal/flow/home.ts"
+import { checkFlow, Home, type IdOf, portsOf } from "./internal/flow/home.ts"
 import { begin, type NodeInfo, type Terms, type WaitOptions } from "./internal/flow/runs.ts"
 import { millis, oneOf, spaceOf, whole } from "./internal/hold/place.ts"
 import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"

@@ -43,15 +43,21 @@ export const kindOf = (hash: string): string => {
   return hash.slice(kind + 1, hash.indexOf(":", kind + 1))
 }
 
-/** The resource of a key of any role, as its user knows it. */
+/** The names of batches, as their runs and errands have them, begin with it: a batch is a flow. */
+export const batches = "batch:"
+
+/** The resource of a key of any role, as its user knows it: of a run, the flow or the batch. */
 export const resourceOf = (key: string) => {
   const end = key.indexOf("}")
-  const kind = kindOf(key)
-  return {
-    kind: kind.replace(/-.*/, ""),
-    name: key.slice(end + kind.length + 3),
-    namespace: key.slice(1, key.lastIndexOf(":", end))
-  }
+  const role = kindOf(key)
+  const kind = role.replace(/-.*/, "")
+  const name = key.slice(end + role.length + 3)
+  const namespace = key.slice(1, key.lastIndexOf(":", end))
+  if (kind !== "flow") return { kind, name, namespace }
+  const flow = name.replace(/\/.*/s, "")
+  return flow.startsWith(batches)
+    ? { kind: "batch", name: flow.slice(batches.length), namespace }
+    : { kind, name: flow, namespace }
 }
 
 /** The subject of an error or a log line. */

@@ -5,7 +5,7 @@ import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
 import * as Queue from "effect/Queue"
 import * as Stream from "effect/Stream"
-import { checkName } from "../actor/keys.ts"
+import { batches, checkName } from "../actor/keys.ts"
 import { bounded } from "../hold/acquire.ts"
 import { request } from "../hold/request.ts"
 import { spanning } from "../hold/span.ts"
@@ -21,7 +21,7 @@ import {
 } from "./batchErrors.ts"
 import type { FlowError } from "./errors.ts"
 import { type AnyTag, checkOffering, type Offering, offeringOf, partsOfTexts, portIn } from "./graph.ts"
-import { batches, failing, type Home, type Over } from "./home.ts"
+import { failing, type Home, type Over } from "./home.ts"
 import {
   countsOf,
   failureOf,

@@ -6,7 +6,7 @@ import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
 import type { CoordinatorError } from "../actor/errors.ts"
 import type { Partition } from "../actor/kernel.ts"
-import { checkName } from "../actor/keys.ts"
+import { batches, checkName } from "../actor/keys.ts"
 import { describe } from "../hold/loss.ts"
 import { duration, type Place, placeIn, type Space } from "../hold/place.ts"
 import { question } from "../hold/request.ts"
@@ -36,9 +36,6 @@ export const checkFlow = (name: string): string => {
   if (checkName(name, "name").includes("/")) throw new RangeError(`name must not contain "/"`)
   return name
 }
-
-/** The names of batches, as runs and errands have them, begin with it. */
-export const batches = "batch:"
 
 export type IdOf<K> = K extends Context.Key<infer Id, any> ? Id : never
 
