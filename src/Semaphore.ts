@@ -265,11 +265,12 @@ class SemaphoreImpl implements Semaphore {
             return Effect.fail(this.#gone())
           }
         })
-      return take(claim()).pipe(Effect.catch((error) => {
-        if (!isGone || !acquiring.rejoin(this.#place, this.#member)) return Effect.fail(error)
-        isGone = false
-        return take(claim())
-      }))
+      return Effect.catchCauseIf(
+        take(claim()),
+        // The failure is not that of what ran under a hold.
+        () => isGone && acquiring.rejoin(this.#place, this.#member),
+        () => take(claim())
+      )
     })
   }
 

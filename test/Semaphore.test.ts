@@ -1,5 +1,5 @@
 import { assert, layer } from "@effect/vitest"
-import { type Context, Deferred, Effect, Exit, Fiber, Layer, Option, pipe, type Scope } from "effect"
+import { Cause, type Context, Deferred, Effect, Exit, Fiber, Layer, Option, pipe, type Scope } from "effect"
 import * as fc from "fast-check"
 import { Coordinator, Lease, Semaphore } from "../src/index.ts"
 import { runs } from "./support/effort.ts"
@@ -341,6 +341,16 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("S
         assert.strictEqual((yield* Effect.flip(semaphore.take(1))).reason._tag, "SemaphoreGone")
         assert.strictEqual((yield* Effect.flip(semaphore.resize(1))).reason._tag, "SemaphoreGone")
         assert.strictEqual((yield* Effect.flip(semaphore.available)).reason._tag, "SemaphoreGone")
+      })
+    ))
+
+  it.effect("fails with all that has failed under its permits", () =>
+    withNode(() =>
+      Effect.gen(function*() {
+        const semaphore = yield* Semaphore.make({ name: "s", permits: 1 })
+        const cause = Cause.combine(Cause.fail("one"), Cause.die("other"))
+        const exit = yield* Effect.exit(semaphore.withPermit(Effect.failCause(cause)))
+        assert.deepStrictEqual(exit, Exit.failCause(cause))
       })
     ))
 
