@@ -259,6 +259,24 @@ layer(TestServer.layer, live)("a leader", (it) => {
         yield* Fiber.interrupt(watch.fiber)
       })))
 
+  it.effect("is campaigned for again when its loss comes in the middle of a proclamation", () =>
+    several(1, ([a], _, server) =>
+      Effect.gen(function*() {
+        const election = yield* electionOn(a!, "0")
+        let terms = 0
+        const proclaiming = Effect.suspend(() => {
+          terms++
+          return Effect.forever(Effect.andThen(election.proclaim("x"), Effect.yieldNow))
+        })
+        const fiber = yield* Effect.forkChild(election.leadForever(proclaiming))
+        for (const term of [1, 2, 3]) {
+          yield* eventually(Effect.sync(() => assert.strictEqual(terms, term)))
+          yield* server.cli("FLUSHALL")
+        }
+        yield* eventually(Effect.sync(() => assert.strictEqual(terms, 4)))
+        yield* Fiber.interrupt(fiber)
+      })))
+
   it.effect("is observed from the first to the last change, in order, across lost connections", () =>
     behindLine(({ context: watcher, direct, line }) =>
       Effect.gen(function*() {

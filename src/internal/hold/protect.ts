@@ -243,6 +243,9 @@ const outcome = <A, E, E2>(
   for (const hold of holds) {
     // The last operation can have kept this process from noticing.
     if (hold.loss === undefined) hold.session?.expireIfDue()
+    // The end of a request of the session comes before the interruption.
+    const lost = hold.session?.lost
+    if (lost !== undefined && hold.active && !hold.concluding) hold.lose(lost)
     if (hold.loss !== undefined) return lostWith(fail(hold.lossError()), exit)
   }
   return exit
