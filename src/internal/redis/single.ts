@@ -24,9 +24,6 @@ export interface SingleOptions {
   readonly onUnnamed?: (() => void) | undefined
 }
 
-// In milliseconds. A connection that is lost sooner did not work: what is sent first each time may be what breaks it.
-const steady = 50
-
 /** The connection is ready once the node has proved to be a usable master, in the database that was asked for. */
 export const single = (options: SingleOptions): SingleConnection => new Single(options)
 
@@ -44,8 +41,6 @@ class Single implements SingleConnection {
   #failure: RedisError | undefined
   // ioredis counts an attempt as good once the handshake is done; a node that fails our check must still be backed off.
   #refusals = 0
-  /** Since when it has been ready. */
-  #readyAt: number | undefined
   #watchdog: Timer | undefined
   #revival: Timer | undefined
   #epoch = 0
@@ -124,10 +119,7 @@ class Single implements SingleConnection {
       ...profile,
       ...(topology === "sentinel" ? sentinelProfile(connectTimeout, io) : undefined),
       connectTimeout,
-      retryStrategy: (times) => {
-        this.#countRefusal()
-        return pause(Math.max(times, this.#refusals))
-      },
+      retryStrategy: (times) => pause(Math.max(times, this.#refusals)),
       // Never 2, which would resend.
       reconnectOnError: (error) => {
         const code = codeOf(error)
@@ -138,13 +130,6 @@ class Single implements SingleConnection {
           : false
       }
     }
-  }
-
-  #countRefusal(): void {
-    const since = this.#readyAt
-    if (since === undefined) return
-    this.#refusals = this.#options.io.now() - since < steady ? this.#refusals + 1 : 0
-    this.#readyAt = undefined
   }
 
   #listen(): void {
@@ -207,7 +192,7 @@ class Single implements SingleConnection {
     }
     if (epoch !== this.#epoch || this.#closed || this.client.status !== "ready") return
     this.#watchdog?.cancel()
-    this.#readyAt = this.#options.io.now()
+    this.#refusals = 0
     this.#lastError = this.#failure = undefined
     if (this.#handshake.isUnnamed()) onUnnamed?.()
     this.#listeners.up()
