@@ -31,6 +31,7 @@ const layers = [
   ["internal/actor/session.ts"],
   ["internal/actor/hooks.ts", "internal/actor/vigil.ts"],
   ["internal/actor/transport.ts"],
+  ["internal/actor/sending.ts"],
   ["internal/actor/outbox.ts", "internal/actor/pulse.ts", "internal/actor/reader.ts", "internal/actor/reaper.ts"],
   ["internal/actor/mailbox.ts", "internal/actor/office.ts"],
   ["internal/actor/former.ts", "internal/actor/questions.ts"],

@@ -2,7 +2,7 @@
 import { assert, it, layer } from "@effect/vitest"
 import { Effect, Exit, Fiber, Schema, Scope, Stream } from "effect"
 import { type Coordinator, Queue } from "../src/index.ts"
-import type { Request } from "../src/internal/actor/outbox.ts"
+import type { Request } from "../src/internal/actor/sending.ts"
 import type { Place } from "../src/internal/hold/place.ts"
 import { type Caller, Callers } from "../src/internal/queue/callers.ts"
 import { elapsed } from "./support/awake.ts"

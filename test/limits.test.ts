@@ -10,7 +10,8 @@ import {
   Redis,
   Rendezvous,
   Semaphore,
-  SharedRef
+  SharedRef,
+  Topic
 } from "../src/index.ts"
 import { body } from "../src/internal/actor/lua.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
@@ -307,6 +308,38 @@ layer(TestServer.layer, live)("a server", (it) => {
         assert.match(errors[0]!.message, /about sharedRef "c" .* is larger than the server/)
         assert.deepStrictEqual(yield* Effect.forEach(refs, (ref) => ref.get), ["a", "b", "", "d"])
         assert.isTrue(yield* lease.isHeld)
+      })).pipe(Effect.provideContext(context))
+    }))
+
+  it.effect("ends what is larger than the server takes: a job's result, a checkpoint, an event behind a release", () =>
+    Effect.gen(function*() {
+      const server = yield* standalone({ config: { "proto-max-bulk-len": "1mb" } })
+      const namespace = freshNamespace()
+      const context = yield* node(server.url, { namespace, partitions: 1 })
+      const large = "x".repeat(1_200_000)
+      yield* Effect.scoped(Effect.gen(function*() {
+        const queue = yield* Queue.make({ name: "q", payload: Schema.String, success: Schema.String })
+        const checkpoints: Array<string> = []
+        yield* Effect.forkScoped(queue.run((payload) => {
+          if (payload !== "checkpoint") return Effect.succeed(large)
+          return Effect.flatMap(Queue.Job, (job) =>
+            Effect.match(job.checkpoint(large), {
+              onFailure: ({ reason }) => checkpoints.push(reason._tag),
+              onSuccess: () => checkpoints.push("stored")
+            })).pipe(Effect.as("small"))
+        }))
+        const error = yield* quickly(Effect.flip(queue.execute("result")), "the end of the job", 10_000)
+        assert.deepInclude(error.reason, { _tag: "JobFailed", outcome: "failed" })
+        assert.strictEqual(yield* quickly(queue.execute("checkpoint"), "the other job", 10_000), "small")
+        assert.deepStrictEqual(checkpoints, ["RequestTooLarge"])
+        const topic = yield* Topic.make({ name: "t", schema: Schema.String, colocate: "a" })
+        yield* Effect.scoped(Effect.andThen(
+          Lock.acquire("a"),
+          (lease) => topic.publishOnRelease(lease, large)
+        ))
+        yield* quickly(Lock.withLock(Effect.void, "a"), "the release", 5000)
+        yield* queue.obliterate
+        yield* topic.purge
       })).pipe(Effect.provideContext(context))
     }))
 

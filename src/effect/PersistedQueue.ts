@@ -72,12 +72,11 @@ import { millisOf, placeOf, type Space, spaceOf } from "../internal/hold/place.t
 import type { Handling, Verdict } from "../internal/queue/attempts.ts"
 import type { Crew } from "../internal/queue/crew.ts"
 import { fail as queueError, QueueClosed } from "../internal/queue/errors.ts"
-import { shortened } from "../internal/queue/handling.ts"
 import type { Task } from "../internal/queue/job.ts"
 import { ownOf } from "../internal/queue/naming.ts"
 import { mostOverrun } from "../internal/queue/pool.ts"
 import { crewOf } from "../internal/queue/worker.ts"
-import { prettyOf } from "../internal/text.ts"
+import { prettyOf, shortened } from "../internal/text.ts"
 import { persevering } from "../internal/work/patience.ts"
 import * as Queue from "../Queue.ts"
 

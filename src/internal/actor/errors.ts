@@ -103,4 +103,4 @@ export const isAway = ({ _tag }: { readonly _tag: string }): boolean =>
 
 /** Whether the same could never succeed, by the reason of an error. */
 export const isFinal = ({ _tag }: { readonly _tag: string }): boolean =>
-  _tag === "CoordinatorClosed" || _tag === "ActorDefect" || _tag === "Incompatible"
+  _tag === "CoordinatorClosed" || _tag === "ActorDefect" || _tag === "Incompatible" || _tag === "RequestTooLarge"

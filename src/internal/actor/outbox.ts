@@ -4,12 +4,12 @@
  */
 
 import type { Io } from "../io.ts"
-import { RedisError, RequestTooLarge } from "../redis/errors.ts"
-import { ascii } from "../redis/resp.ts"
+import { RedisError } from "../redis/errors.ts"
 import type { CoordinatorError } from "./errors.ts"
 import { guard, type Log } from "./hooks.ts"
 import { describeRequest } from "./keys.ts"
-import { allowOom, heard, type Requests } from "./lua.ts"
+import { allowOom } from "./lua.ts"
+import { isTooMuch, leadingOf, lighten, type Request, type Sender, Sending } from "./sending.ts"
 import type { LossReason, Session } from "./session.ts"
 import {
   type Answer,
@@ -22,53 +22,6 @@ import {
   type Transport,
   type Verb
 } from "./transport.ts"
-
-export interface Request<V extends Verb = Verb> {
-  readonly verb: V
-  /** Of the resource that it is about, if it is about one. */
-  readonly key?: string | undefined
-  /** Those of the other resources, if it is about several of one kind. */
-  readonly others?: ReadonlyArray<string> | undefined
-  readonly args: Requests[V]["args"]
-  /** The session it is bound to: when that is lost, the request is moot. */
-  readonly session?: Session | undefined
-  /** Executed right behind it, in the same call: all of them, or none if Redis does not execute that. */
-  readonly following?: ReadonlyArray<Request> | undefined
-  /** It has followed a request that is not made again: from now on, it only asks whether it was executed. */
-  readonly orphan?: (() => void) | undefined
-  /** While Redis has no memory for what follows it, it is not executed either, though it needs none. */
-  readonly whole?: boolean | undefined
-  /** Never refused for the load: it goes on with what was accepted before. */
-  readonly urgent?: boolean | undefined
-  /**
-   * Called instead of a reply when the session was lost; `sent` says whether it can have been executed. Of requests that
-   * are bound to no session, it is called for those that were sent: they are not to be repeated. All others go to the
-   * next session.
-   */
-  readonly moot?: ((sent: boolean) => void) | undefined
-  readonly settle: (reply: Requests[V]["reply"]) => void
-  /** `sent` says whether it can have been executed. */
-  readonly fail: (error: CoordinatorError, sent: boolean) => void
-  /** A session that was lost has sent it, and it can have been executed there. The channel sets it. */
-  forwarded?: boolean | undefined
-  /** Redis has been away for longer than a question waits: called once. It may be executed all the same if it was sent. */
-  expire?: ((error: CoordinatorError) => void) | undefined
-  /**
-   * For so many milliseconds Redis knows that it was executed. If its outcome is not known for longer, it is not sent again by another
-   * session: it fails, and may be executed all the same.
-   */
-  readonly knownFor?: number | undefined
-  /** When it was first sent, by the monotonic clock and by the wall clock, if it has `knownFor`. The outbox sets it. */
-  sent?: readonly [at: number, wall: number] | undefined
-  /** When it was made, if it can expire; whether it is in the queue, and not sent yet. The outbox sets them. */
-  askedAt?: number | undefined
-  queued?: boolean | undefined
-  cancelled?: boolean | undefined
-  /** How many it counts for. Default 1. */
-  weight?: number | undefined
-  /** As how many requests it keeps Redis busy. Default: its weight. */
-  readonly size?: number | undefined
-}
 
 /** Keeps the session under which the outbox sends. */
 export interface Keeper {
@@ -93,54 +46,6 @@ export interface OutboxOptions {
   readonly log: Log
 }
 
-// Events that were read of the mailbox are acknowledged with every heartbeat, with the requests that follow from them, and when
-// they are so many that Redis trims them: TRIM_EVERY in lua/kernel.lua.
-const trimEvery = 64
-
-/** The receiver of a sending's end. */
-interface Sender {
-  readonly answered: (sending: Sending, raw: unknown) => void
-  readonly failed: (sending: Sending, cause: unknown) => void
-}
-
-/** The batch that is under way, over all its sendings. */
-class Sending {
-  readonly session: Session
-  readonly batch: ReadonlyArray<Request>
-  readonly number: number
-  /** The last event of the mailbox that it acknowledges. */
-  readonly read: number
-  readonly header: string
-  /** The requests of it that are sent: without those that were refused for want of memory. */
-  requests: ReadonlyArray<Request>
-  /** When that was, by the monotonic clock and by the wall clock. */
-  sentAt = 0
-  sentAtWall = 0
-  attempt = 0
-  /** How often the connection was lost with it. */
-  losses = 0
-  /** Whether a sending may have been executed without an answer. */
-  uncertain = false
-  /** Why some were left out. */
-  refusal: RedisError | undefined = undefined
-  readonly #sender: Sender
-
-  constructor(sender: Sender, session: Session, batch: ReadonlyArray<Request>) {
-    const { acknowledged, number, position, read } = session
-    this.#sender = sender
-    this.session = session
-    this.batch = this.requests = batch
-    this.number = number + 1
-    const tells = read - acknowledged >= trimEvery || read > acknowledged && batch.some(({ verb }) => heard.has(verb))
-    this.read = tells ? read : acknowledged
-    this.header = ascii(tells ? `${number + 1} ${position}` : String(number + 1))
-  }
-
-  readonly resolve = (raw: unknown): void => this.#sender.answered(this, raw)
-
-  readonly reject = (cause: unknown): void => this.#sender.failed(this, cause)
-}
-
 const weightOf = ({ weight = 1 }: Request): number => weight
 
 const sizeOf = (requests: ReadonlyArray<Request>): number =>
@@ -148,28 +53,6 @@ const sizeOf = (requests: ReadonlyArray<Request>): number =>
 
 const sumOf = (requests: ReadonlyArray<Request>): number =>
   requests.reduce((sum, request) => sum + weightOf(request), 0)
-
-// A batch without the requests that others bring with them.
-const leadingOf = (batch: ReadonlyArray<Request>): ReadonlyArray<Request> => {
-  const following = new Set(batch.flatMap((request) => request.following ?? []))
-  return batch.filter((request) => !following.has(request))
-}
-
-// In bytes, of what may be larger than a server or gateway takes; and so often it is sent until it counts as that.
-const large = 65_536
-const mostLosses = 5
-
-const bytesOf = (requests: ReadonlyArray<Request>): number =>
-  requests.reduce((sum, { args }) => args.reduce<number>((bytes, arg) => bytes + String(arg).length, sum), 0)
-
-/** From now on, it is sent without its largest request, if that has so many bytes: the most likely reason for that it does not arrive. */
-const lighten = (sending: Sending, least: number): void => {
-  const parts = leadingOf(sending.requests).map((request) => [request, ...request.following ?? []])
-  const largest = parts.reduce((found, part) => bytesOf(part) >= bytesOf(found) ? part : found, [])
-  if (bytesOf(largest) < least) return
-  sending.requests = sending.requests.filter((request) => !largest.includes(request))
-  sending.refusal = new RedisError({ reason: new RequestTooLarge({ command: "FCALL" }) })
-}
 
 // Fewer cost Redis, and the wake-ups on both sides, less than the call itself.
 const worthACall = 32
@@ -359,7 +242,10 @@ export class Outbox implements Sender {
     const queue = this.#queue
     const limit = this.#options.maxBatch
     let [count, weight] = [1, weightOf(queue[0]!)]
-    while (count < queue.length && weight + weightOf(queue[count]!) <= limit) weight += weightOf(queue[count++]!)
+    const fits = (next: Request) => next.alone !== true && weight + weightOf(next) <= limit
+    if (queue[0]!.alone !== true) {
+      while (count < queue.length && fits(queue[count]!)) weight += weightOf(queue[count++]!)
+    }
     this.#weight -= weight
     this.#queue = queue.slice(count)
     return count === queue.length ? queue : queue.slice(0, count)
@@ -410,15 +296,22 @@ export class Outbox implements Sender {
     this.flush()
   }
 
-  #settleAll(session: Session, { batch, refusal, requests }: Sending, { replies }: Answer): void {
+  #settleAll(session: Session, { batch, left, requests }: Sending, { replies }: Answer): void {
     this.#inFlight = undefined
-    if (this.#isWorth(batch)) this.flush()
     // The reply is that of the first attempt if that was executed after all.
     const answered = replies.length === batch.length ? batch : requests
-    if (refusal !== undefined) this.#failAll(batch.filter((request) => !answered.includes(request)), refusal, false)
+    if (answered !== batch) this.#leave(batch, left)
+    if (this.#isWorth(batch)) this.flush()
     for (let at = 0; at < answered.length; at++) this.#settle(session, answered[at]!, replies[at]!)
     // Requests that these replies have led to still join the next batch.
     if (this.#queue.length > 0) this.#schedule()
+  }
+
+  // Requests that were not sent with their batch are refused, or go with a later one.
+  #leave(batch: ReadonlyArray<Request>, left: Sending["left"]): void {
+    const postponed = new Set(batch.filter((request) => left.has(request) && left.get(request) === undefined))
+    this.#putBack(leadingOf(batch).filter((request) => postponed.has(request)))
+    for (const [request, refusal] of left) if (refusal !== undefined) this.#failAll([request], refusal, false)
   }
 
   // Enough waits for a call of its own: Redis works on that while the replies to the other one are taken in.
@@ -469,15 +362,21 @@ export class Outbox implements Sender {
     if (cause.reason._tag === "OutOfMemory" && kept.length < requests.length) {
       // Refused before any write, so the number is still free: requests that need no memory are sent alone. If an earlier attempt
       // was executed, that is answered with the reply to all of it; so it is sent even if it is nothing.
-      sending.refusal = cause
+      for (const request of requests) if (!kept.includes(request)) sending.left.set(request, cause)
       sending.requests = kept
       if (kept.length > 0 || sending.uncertain) return false
-      return this.#giveUp(batch, cause, false)
+      this.#inFlight = undefined
+      this.#leave(batch, sending.left)
+      if (this.#queue.length > 0) this.#schedule()
+      return true
     }
-    if (cause.reason._tag === "ConnectionLost" && ++sending.losses >= mostLosses) lighten(sending, large)
-    if (cause.reason._tag === "RequestTooLarge" && requests.length > 0) {
-      lighten(sending, 0)
-      return sending.requests.length === 0 && !sending.uncertain && this.#giveUp(batch, cause, false)
+    if (isTooMuch(sending, cause)) {
+      lighten(sending)
+      if (sending.requests.length > 0 || sending.uncertain) return false
+      this.#inFlight = undefined
+      this.#leave(batch, sending.left)
+      if (this.#queue.length > 0) this.#schedule()
+      return true
     }
     sending.uncertain ||= cause.executed === "unknown"
     if (!isTransient(cause) && cause.reason._tag !== "OutOfMemory") {
@@ -488,7 +387,10 @@ export class Outbox implements Sender {
       return true
     }
     if (sending.attempt === 0) this.#keeper.suspended(session, cause)
-    await this.#options.transport.backoff(sending.attempt++, cause)
+    const { io, transport } = this.#options
+    await transport.backoff(sending.attempt++, cause)
+    // Others that are sent at the same moment on the same connection would seem to be the reason, too.
+    if (sending.losses > 1) await transport.sleep(io.random() * 100 * sending.losses)
     return false
   }
 

@@ -126,7 +126,8 @@ class Conductor {
     return Effect.mapError(
       this.#inLine(port, offer, isStopped, stop),
       (error) =>
-        error instanceof QueueError && error.reason._tag === "InvalidPayload"
+        error instanceof QueueError &&
+          (error.reason._tag === "InvalidPayload" || error.reason._tag === "RequestTooLarge")
           ? new Unmade("failed", error.message)
           : error
     )

@@ -1,7 +1,7 @@
 /** The request that is made for a claim. */
 
 import type { CoordinatorError } from "../actor/errors.ts"
-import type { Request } from "../actor/outbox.ts"
+import type { Request } from "../actor/sending.ts"
 import type { Session } from "../actor/session.ts"
 import type { ClaimReply, ClaimVerb, Entry } from "./claim.ts"
 

@@ -3,7 +3,7 @@
 import type { CoordinatorError } from "../actor/errors.ts"
 import type { Home } from "../actor/home.ts"
 import type { kinds, Requests } from "../actor/lua.ts"
-import type { Request } from "../actor/outbox.ts"
+import type { Request } from "../actor/sending.ts"
 import type { LossReason, Session } from "../actor/session.ts"
 import type { Verb } from "../actor/transport.ts"
 import { describe } from "./loss.ts"

@@ -1,7 +1,7 @@
 /** Publications in the same step as a request: both are executed, or neither. */
 
 import * as Effect from "effect/Effect"
-import type { Request } from "../actor/outbox.ts"
+import type { Request } from "../actor/sending.ts"
 import type { Place } from "./place.ts"
 
 /** The object whose requests are followed. */

@@ -3,7 +3,7 @@
 import type { Channel } from "../actor/channel.ts"
 import type { CoordinatorError } from "../actor/errors.ts"
 import type { Office } from "../actor/office.ts"
-import type { Request } from "../actor/outbox.ts"
+import type { Request } from "../actor/sending.ts"
 import type { Session } from "../actor/session.ts"
 import { type Entry, type LeaveVerb, nameOf } from "./claim.ts"
 

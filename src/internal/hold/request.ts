@@ -3,7 +3,7 @@
 import * as Effect from "effect/Effect"
 import type { CoordinatorError } from "../actor/errors.ts"
 import type { Requests } from "../actor/lua.ts"
-import type { Request } from "../actor/outbox.ts"
+import type { Request } from "../actor/sending.ts"
 import type { Session } from "../actor/session.ts"
 import { coordinatorError, failed, type Transport, type Verb } from "../actor/transport.ts"
 import { mostStale } from "./claim.ts"

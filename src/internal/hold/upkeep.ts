@@ -2,7 +2,7 @@
 
 import type { Channel } from "../actor/channel.ts"
 import type { Office } from "../actor/office.ts"
-import type { Request } from "../actor/outbox.ts"
+import type { Request } from "../actor/sending.ts"
 import type { Session } from "../actor/session.ts"
 import { type ClaimReply, type ClaimVerb, type Entry, nameOf } from "./claim.ts"
 import type { Claims } from "./claims.ts"

@@ -1,7 +1,7 @@
 /** Acknowledges jobs: those that are done in one turn of the event loop share a request. */
 
 import type { CoordinatorError } from "../actor/errors.ts"
-import type { Request } from "../actor/outbox.ts"
+import type { Request } from "../actor/sending.ts"
 import type { Session } from "../actor/session.ts"
 
 // Of one request, for Redis's sake.

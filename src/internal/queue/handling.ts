@@ -12,7 +12,7 @@ import { describe } from "../hold/loss.ts"
 import type { InvalidPayload } from "../hold/payload.ts"
 import { millis, millisOf, scheduleOf, whole } from "../hold/place.ts"
 import { receiving } from "../hold/span.ts"
-import { prettyOf, textOf } from "../text.ts"
+import { prettyOf, shortened } from "../text.ts"
 import type { Codec } from "../work/codec.ts"
 import { delayAfter } from "../work/patience.ts"
 import type { Handling, Verdict } from "./attempts.ts"
@@ -52,18 +52,12 @@ export class Unfit {
   }
 }
 
-// Of an error that is kept with a dead letter.
-const mostText = 4096
-
 // Unless a number or a schedule was given.
 const mostAttempts = 5
 
 const patience = Schedule.exponential("1 second").pipe(
   Schedule.modifyDelay(({ duration }) => Effect.succeed(Duration.min(duration, Duration.hours(1))))
 )
-
-/** Of what may be no text: handlers may discard what they have caught. */
-export const shortened = (text: unknown): string => textOf(text).slice(0, mostText).toWellFormed()
 
 const traced = <A, E, R>(self: Effect.Effect<A, E, R>, { attempt, id, queue, trace }: Task) =>
   receiving(

@@ -1,7 +1,7 @@
 /** Progress, log and checkpoint of a job: all that its handler sets until the request is sent goes with one request. */
 
 import type { CoordinatorError } from "../actor/errors.ts"
-import type { Request } from "../actor/outbox.ts"
+import type { Request } from "../actor/sending.ts"
 import type { Session } from "../actor/session.ts"
 
 // Of lua/QueueNotes.lua: Redis keeps no more of a log.

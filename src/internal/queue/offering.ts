@@ -1,7 +1,7 @@
 /** Offers jobs: those of one turn of the event loop share a request, which is numbered so that they are stored once. */
 
 import { type CoordinatorError, isFinal } from "../actor/errors.ts"
-import type { Request } from "../actor/outbox.ts"
+import type { Request } from "../actor/sending.ts"
 import { overloaded } from "../actor/transport.ts"
 import type { Place } from "../hold/place.ts"
 import type { Failure } from "./errors.ts"
@@ -55,9 +55,10 @@ interface Item {
   isForRoom: boolean
 }
 
-// The work of one request is bounded, for Redis and for this process. In jobs, and in characters of their bodies.
+// The work of one request is bounded, for Redis and for this process, and its size for servers and gateways. In jobs, and in characters of
+// their bodies.
 const mostJobs = 512
-const mostText = 1 << 20
+const mostText = 1 << 18
 
 // In milliseconds: while Redis refuses it, a process tries to leave the line so often.
 const mostHeldUp = 500
@@ -159,6 +160,10 @@ class Offer implements Request<"queue.offer"> {
   get open(): boolean {
     return this.#args === undefined && this.#answered !== undefined && this.items.length < mostJobs &&
       this.text < mostText
+  }
+
+  fits(item: Item): boolean {
+    return this.open && (this.items.length === 0 || this.text + weightOf(item) <= mostText)
   }
 
   // Made when it is sent, and the same each time.
@@ -275,7 +280,7 @@ export class Offerer {
   offer(wish: Wish, asker: Asker, at: number): void {
     if (this.#closed !== undefined) return asker.failed(this.#closed)
     const item = { wish, asker, at, isForRoom: false }
-    if (this.#line.length === 0 && this.#isOpen) return this.#put(item, false)
+    if (this.#line.length === 0 && this.#takes(item)) return this.#put(item, false)
     const { owners } = this.#line
     // The first job of a call: the others have been accepted with it.
     const isTooMuch = at === 0 && !this.#parked && !this.#inLine &&
@@ -364,8 +369,8 @@ export class Offerer {
   }
 
   // It can send a job now, or refuse it.
-  get #isOpen(): boolean {
-    if (this.open || this.place.space.kernel.isClosing()) return true
+  #takes(item: Item): boolean {
+    if (this.#last?.fits(item) === true || this.place.space.kernel.isClosing()) return true
     return !this.#parked && this.#unanswered < (this.#enters ? 1 : 2)
   }
 
@@ -373,7 +378,7 @@ export class Offerer {
   #put(item: Item, urgent: boolean): void {
     const { channel, space: { kernel } } = this.place
     const last = this.#last
-    if (last !== undefined && last.open) {
+    if (last?.fits(item) === true) {
       last.add(item)
       // It waits for no others: Redis works on it while the next jobs are encoded.
       if (!last.open) channel.outbox.flush()
@@ -425,7 +430,7 @@ export class Offerer {
   }
 
   #putAll(): void {
-    for (let { first } = this.#line; first !== undefined && this.#isOpen; { first } = this.#line) {
+    for (let { first } = this.#line; first !== undefined && this.#takes(first); { first } = this.#line) {
       this.#line.shift()
       this.#put(first, true)
     }

@@ -3,7 +3,9 @@
 import * as Effect from "effect/Effect"
 import type * as Scope from "effect/Scope"
 import type { CoordinatorError, CoordinatorReason } from "../actor/errors.ts"
+import type { Requests } from "../actor/lua.ts"
 import type { Session } from "../actor/session.ts"
+import type { Verb } from "../actor/transport.ts"
 import { describe, type WaitTimeout } from "../hold/loss.ts"
 import type { Place } from "../hold/place.ts"
 import { request } from "../hold/request.ts"
@@ -195,7 +197,7 @@ class Worker<R> extends Member implements Crew, Seat {
     if (session === undefined) return
     const [key] = raw
     // It was on its way when the worker began to stop, which can take long. That is no attempt.
-    if (this.#stopping) return this.#tell(key, (told) => this.tell("queue.retry", [this.id, key, 0, false, 0], told))
+    if (this.#stopping) return this.#end("queue.retry", key, () => [this.id, key, 0, false, 0], 0)
     if (this.#cancelled.size > 0 && this.#cancelled.delete(key)) return this.#send(key)
     const task = new Task(this.#places, this.#shard, raw, token, delivery, this.#notes.of)
     this.#working.set(task.key, task)
@@ -276,42 +278,27 @@ class Worker<R> extends Member implements Crew, Seat {
     const { deduped = "", given = "", key, life, noting } = task
     this.#notes.send(task)
     switch (verdict.tag) {
-      case "done":
+      case "done": {
+        const { outcome } = verdict
         if (task.followers !== undefined) {
           const { following } = task
-          return this.#tell(
+          return this.#end(
+            "queue.complete",
             key,
-            (told) =>
-              this.tell(
-                "queue.complete",
-                [this.id, key, given, deduped, verdict.outcome, life, this.#next(), ...following],
-                told
-              )
+            (take) => [this.id, key, given, deduped, outcome, life, take, ...following]
           )
         }
-        return given === "" && deduped === "" && verdict.outcome === "" && noting === undefined
+        return given === "" && deduped === "" && outcome === "" && noting === undefined
           ? this.#send(key)
-          : this.#tell(
-            key,
-            (told) =>
-              this.tell("queue.finish", [this.id, key, given, deduped, verdict.outcome, life, this.#next()], told)
-          )
+          : this.#end("queue.finish", key, (take) => [this.id, key, given, deduped, outcome, life, take])
+      }
       case "retry":
-        return this.#tell(
-          key,
-          (told) => this.tell("queue.retry", [this.id, key, verdict.delay, verdict.attempted, this.#next()], told)
-        )
-      case "bury":
+        return this.#end("queue.retry", key, (take) => [this.id, key, verdict.delay, verdict.attempted, take])
+      case "bury": {
+        const { message, outcome, reason } = verdict
         this.place.space.kernel.hooks.metrics.buried()
-        return this.#tell(
-          key,
-          (told) =>
-            this.tell(
-              "queue.bury",
-              [this.id, key, verdict.reason, verdict.message, verdict.outcome, this.#next()],
-              told
-            )
-        )
+        return this.#end("queue.bury", key, (take) => [this.id, key, reason, message, outcome, take])
+      }
     }
   }
 
@@ -339,12 +326,20 @@ class Worker<R> extends Member implements Crew, Seat {
     else this.again(request.session, error, () => this.place.channel.outbox.request(request), over)
   }
 
-  // Until that is answered, the job may seem to be in hand.
-  #tell(job: string, tell: (told: () => void) => void): void {
+  // Until that is answered, the job may seem to be in hand. A job whose end is larger than what Redis takes has failed.
+  #end<V extends Verb>(verb: V, job: string, argsOf: (take: number) => Requests[V]["args"], take = this.#next()): void {
     this.#settling.add(job)
-    tell(() => {
+    const over = () => {
       this.#settling.delete(job)
       this.#answered()
+    }
+    this.tell(verb, argsOf(take), (error) => {
+      if (error?.reason._tag !== "RequestTooLarge") return over()
+      const { name, namespace, space: { kernel: { hooks } } } = this.place
+      const text = `its end could not be stored: ${error.message}`
+      hooks.log("Error", `job ${job} of ${describe("queue", name, namespace)} has failed: ${text}`)
+      hooks.metrics.buried()
+      this.tell("queue.bury", [this.id, job, "failed", text, JSON.stringify(["failed", text]), take], over)
     })
   }
 

@@ -4,6 +4,7 @@ import * as Effect from "effect/Effect"
 import * as Schema from "effect/Schema"
 import { createHash } from "node:crypto"
 import type { Log } from "../actor/hooks.ts"
+import { shortened } from "../text.ts"
 import type { Delivery } from "./group.ts"
 
 export const DeadLetter = Schema.Struct({
@@ -40,7 +41,7 @@ const letterOf = (
   key: raw!.key === "" ? undefined : raw!.key,
   publisher: raw!.publisher,
   attempts: raw!.attempt,
-  error,
+  error: shortened(error),
   body: raw!.body
 })
 
@@ -70,9 +71,17 @@ export const burying = <E, R>(
       ? Effect.tap(open, (topic) => Effect.sync(() => void (letters = topic)))
       : Effect.succeed(letters)
   )
-  return (delivery: Delivery<unknown>, error: string): Effect.Effect<void, E, R> =>
-    Effect.flatMap(opened, (topic) =>
+  return (delivery: Delivery<unknown>, error: string): Effect.Effect<void, E, R> => {
+    const dropped = (why: string) =>
+      Effect.sync(() => log("Error", `event ${delivery.raw!.id} of ${subject} is dropped: ${why}`))
+    return Effect.flatMap(opened, (topic) =>
       topic === false
-        ? Effect.sync(() => log("Error", `event ${delivery.raw!.id} of ${subject} is dropped: ${error}`))
-        : Effect.asVoid(topic.publish(letterOf(delivery, name, group, error), { id: letterId(name, group, delivery) })))
+        ? dropped(error)
+        : Effect.catchIf(
+          Effect.asVoid(topic.publish(letterOf(delivery, name, group, error), { id: letterId(name, group, delivery) })),
+          // As JSON text inside of JSON text, it is longer than the event was.
+          (cause) => (cause as { readonly reason?: { readonly _tag?: unknown } }).reason?._tag === "RequestTooLarge",
+          () => dropped(`its dead letter is larger than what Redis takes; ${error}`)
+        ))
+  }
 }

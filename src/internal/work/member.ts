@@ -5,7 +5,7 @@
 
 import * as Effect from "effect/Effect"
 import type * as Scope from "effect/Scope"
-import type { CoordinatorError, CoordinatorReason } from "../actor/errors.ts"
+import { type CoordinatorError, type CoordinatorReason, isFinal } from "../actor/errors.ts"
 import type { Requests } from "../actor/lua.ts"
 import type { Session } from "../actor/session.ts"
 import type { Verb } from "../actor/transport.ts"
@@ -151,7 +151,7 @@ export abstract class Member {
     settled: (error: CoordinatorError | undefined) => void
   ): void {
     const { channel, space: { kernel } } = this.place
-    if (error.reason._tag === "ActorDefect" || kernel.isClosing()) return settled(error)
+    if (isFinal(error.reason) || kernel.isClosing()) return settled(error)
     const retry = () => {
       timer.cancel()
       this.#refused.delete(retry)
