@@ -84,9 +84,11 @@ local FULL = { u = 'full1', h = 'full2', n = 'full3', l = 'full4' }
 local FRONT, FRONT_SPAN = { U = 1, H = 2, N = 3, L = 4 }, 2 ^ 50
 -- While several sources have jobs, one of so many is not from the first of them.
 local TURNS = 8
--- Of one call: jobs that are moved, handed out to one worker at a time, and to all. A worker's credit. Of a level: jobs that are
--- done before it is trimmed, and those that may stay.
-local MOVED, MOST = 256, { hand = 512, handed = 2048, credit = 1024, trimmed = 64, done = 1024 }
+-- Of one call: jobs that are moved, handed out to one worker at a time, and to all, and bytes of these. A worker's credit. Of a level: jobs
+-- that are done before it is trimmed, and those that may stay.
+local MOVED, MOST = 256, { hand = 512, handed = 2048, bytes = 1048576, credit = 1024, trimmed = 64, done = 1024 }
+-- So many jobs are read before it is known how large they are.
+local FEW_JOBS = 8
 -- Functions of the files that come behind this file.
 local extend = {}
 
@@ -155,6 +157,7 @@ local function readQueue(ctx, key, claim)
     end
   end
   queue.key, queue.known, queue.loaded, queue.fresh, queue.apart, queue.offered = key, packed and true, {}, {}, 0, 0
+  queue.bytes, queue.counted = 0, 0
   if known then queue.loaded[claim] = workerFrom(claim, known) end
   for letter in pairs(LOWER) do queue[letter] = ctx.held end
   queue.u, queue.h, queue.n, queue.l = ctx.urgent, ctx.high, ctx.normal, ctx.low

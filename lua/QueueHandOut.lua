@@ -33,6 +33,32 @@ local function frontOf(queue, letter, count)
   return pending
 end
 
+-- The work of a call is bounded in bytes, too: how many of so many jobs it may read now, by the size of those before.
+local function mayRead(queue, count)
+  if queue.counted == 0 then return math.min(count, FEW_JOBS) end
+  return math.min(count, math.max(1, floor((MOST.bytes - queue.bytes) * queue.counted / queue.bytes)))
+end
+
+local function weigh(queue, entries, from)
+  for at = from, #entries do
+    local fields = entries[at][2]
+    for index = 1, fields and #fields or 0 do queue.bytes = queue.bytes + #fields[index] end
+  end
+  queue.counted = queue.counted + #entries - from + 1
+end
+
+-- Answers entries, and how many it has asked for: a few first, and then as many as the call may still hand out.
+local function readSome(queue, stream, consumer, count)
+  local asked = mayRead(queue, count)
+  local entries = readWaiting(stream, consumer, asked)
+  weigh(queue, entries, 1)
+  if asked == count or #entries < asked or queue.bytes >= MOST.bytes then return entries, asked end
+  local more = mayRead(queue, count - asked)
+  for _, entry in ipairs(readWaiting(stream, consumer, more)) do entries[#entries + 1] = entry end
+  weigh(queue, entries, asked + 1)
+  return entries, asked + more
+end
+
 local function claimInto(stream, consumer, pending, entries, counts)
   if #pending == 0 then return end
   local args = { stream, JOBS, consumer, 0 }
@@ -42,18 +68,23 @@ end
 
 -- Takes up to so many jobs of a source for a consumer: their entries, and how often each was delivered. Fewer are found if
 -- others were deleted, and then there are no more. With `aged`, they are the oldest ones.
-local function takeSource(queue, source, claim, count, aged)
+local function takeSource(queue, source, claim, count, aged, bounded)
   local letter, field = LETTER[source], FIELD[source]
   local stream, consumer = queue[letter], consumerOf(letter, claim)
   local entries, counts, found
   if source % 3 == 0 then
-    entries = readWaiting(stream, consumer, count)
+    if bounded then
+      entries, count = readSome(queue, stream, consumer, count)
+    else
+      entries = readWaiting(stream, consumer, count)
+    end
     found = #entries
     if found > 0 then
       local at, last = match(entries[found][1], '^(%d+)%-(%d+)$')
       queue[AT[letter]], queue[LAST[letter]] = tonumber(at), tonumber(last)
     end
   else
+    if bounded then count = mayRead(queue, count) end
     local pending = aged and {} or frontOf(queue, letter, count)
     entries, counts, found = {}, {}, #pending
     claimInto(stream, consumer, pending, entries, counts)
@@ -62,6 +93,7 @@ local function takeSource(queue, source, claim, count, aged)
       claimInto(stream, consumer, pending, entries, counts)
       found = found + #pending
     end
+    if bounded then weigh(queue, entries, 1) end
   end
   queue[field] = found < count and 0 or queue[field] - found
   return entries, counts, letter
@@ -122,7 +154,7 @@ local function addTaken(ctx, queue, letter, entries, counts, items)
 end
 
 local function takeInto(ctx, queue, source, claim, count, items, aged)
-  local entries, counts, letter = takeSource(queue, source, claim, count, aged)
+  local entries, counts, letter = takeSource(queue, source, claim, count, aged, true)
   if aged then
     for _, entry in ipairs(entries) do unstack(queue, letter .. entry[1]) end
   end
@@ -259,13 +291,15 @@ local function dispatchJobs(ctx, queue)
     if allowed <= 0 then return end
     local byRate = allowedByRate(ctx, queue)
     if byRate <= 0 then return soonerDue(ctx, queue, math.ceil(queue.tat + queue.spacing - queue.burst)) end
-    if handed >= MOST.handed then return soonerDue(ctx, queue, ctx.now) end
+    if handed >= MOST.handed or queue.bytes >= MOST.bytes then return soonerDue(ctx, queue, ctx.now) end
     local worker = queue.stored > 0 and extend.owner(ctx, queue) or nextWorker(ctx, queue)
     if not worker then
       queue.lacking = true
       return
     end
     local some = math.min(worker.credit, MOST.hand, allowed, byRate)
+    local isElsewhere = queue.stored > 0 or inGroups > 0
+    if isElsewhere then some = mayRead(queue, some) end
     local before, items = queue.expired + queue.delayed, nil
     if queue.stored > 0 then
       items = extend.deal(ctx, queue, worker, some, ready, inGroups)
@@ -276,6 +310,9 @@ local function dispatchJobs(ctx, queue)
     end
     -- Jobs that have expired, or begin later, are work too.
     handed = handed + math.max(1, #(items or {}) + queue.expired + queue.delayed - before)
+    if isElsewhere then
+      for _, item in ipairs(items or {}) do queue.bytes, queue.counted = queue.bytes + #item, queue.counted + 1 end
+    end
     handOutTo(ctx, queue, worker, items or {})
     enlist(queue, worker)
     -- No worker of the list may have the other jobs.

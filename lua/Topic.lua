@@ -47,6 +47,8 @@ local CRASH = 2 ^ 32
 
 -- Lua unpacks some thousand values at most; the fields are even.
 local MOST_PARKED, PAGE, MOST_GROUPS, MOST_PAGES, MOST_FIELDS = 1024, 64, 64, 512, 2000
+-- Of events that one call hands out to groups.
+local MOST_BYTES = 1048576
 
 -- -----------------------------------------------------------------------------
 -- State: read once in a call, and written at its end

@@ -106,8 +106,13 @@ unlockRemoved = function(topic, group, ids)
   end)
 end
 
+-- As many events as one call may hand out, by the size of all so far.
+local function pageOf(topic)
+  return math.min(PAGE, math.max(1, floor(MOST_BYTES * topic.number / math.max(1, topic.total))))
+end
+
 local function handReturned(ctx, topic, group, member, items)
-  local count = math.min(member.credit, PAGE)
+  local count = math.min(member.credit, pageOf(topic))
   local found = tryGroup('XPENDING', topic.entries, group.name, '-', '+', count, RETURNED) or {}
   if #found < math.min(count, group.returned) then
     -- Retention may have removed the others; where it may not, they were counted wrongly, and are none.
@@ -150,7 +155,7 @@ local function lockKey(topic, group, key, id)
 end
 
 local function handNew(ctx, topic, group, member, items, limit)
-  local entries = readNew(topic, group, member, math.min(member.credit, PAGE, limit - group.cursor))
+  local entries = readNew(topic, group, member, math.min(member.credit, pageOf(topic), limit - group.cursor))
   if #entries == 0 then
     -- All that was to come has been deleted.
     tellGap(member, items, topic.number - group.cursor)
@@ -227,7 +232,7 @@ local function dispatchGroup(ctx, topic, group)
     local fresh = limit > group.cursor and group.parked < MOST_PARKED
     if group.returned == 0 and not fresh then return end
     ctx.steps = (ctx.steps or 0) + 1
-    if ctx.steps > MOST_PAGES then return sooner(ctx, topic, ctx.now) end
+    if ctx.steps > MOST_PAGES or (ctx.handed or 0) >= MOST_BYTES then return sooner(ctx, topic, ctx.now) end
     local member = nextMember(ctx, group)
     if not member then return end
     local items = {}
@@ -236,6 +241,7 @@ local function dispatchGroup(ctx, topic, group)
     else
       handNew(ctx, topic, group, member, items, limit)
     end
+    for _, item in ipairs(items) do ctx.handed = (ctx.handed or 0) + #item end
     handTo(ctx, member, items)
   end
 end

@@ -44,6 +44,24 @@ layer(TestServer.layer, live)("a call", (it) => {
       assert.deepStrictEqual((await look("queue.state", [], two))[1], [0, 0, 1, 0])
     }))
 
+  it.effect("hands out about a megabyte of jobs, and the others with its alarm", () =>
+    alone(async ({ ask, key, mail, send }) => {
+      const body = JSON.stringify("x".repeat(100_000))
+      for (let node = 1; node <= 6; node++) {
+        await send("s", "queue.offer", [body.repeat(10), `${body.length} `.repeat(10), "node", node])
+      }
+      const [, , , first] = await send("s", "queue.work", ["w", 1000])
+      assert.isAtMost(first.length, 11)
+      const rung = async () =>
+        (await mail("s")).reduce((sum, event) => sum + (event[2] === "deliver" ? event[5].length : 0), 0)
+      let rings = 0
+      for (; first.length + await rung() < 60; rings++) {
+        assert.isBelow(rings, 20)
+        await ask("", "alarm.ring", [], key)
+      }
+      assert.isAbove(rings, 3)
+    }))
+
   it.effect("fails all of its requests when it cannot finish a queue that none of them is about", () =>
     alone(async ({ key, look, send, sendAll, two }, redis) => {
       const errands = key.replace("queue:", "errands:queue:")
