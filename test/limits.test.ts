@@ -11,6 +11,7 @@ import {
   Rendezvous,
   Semaphore,
   SharedRef,
+  Singleton,
   Topic
 } from "../src/index.ts"
 import { body } from "../src/internal/actor/lua.ts"
@@ -288,6 +289,24 @@ layer(TestServer.layer, live)("a server", (it) => {
         yield* assertEmpty(server, namespace)
       }))
   }
+
+  it.effect("out of memory delays the ticks of a singleton, and ends none of its terms", () =>
+    Effect.gen(function*() {
+      const server = yield* standalone()
+      const context = yield* node(server.url, { namespace: freshNamespace(), partitions: 1 })
+      let ticks = 0
+      yield* Effect.scoped(Effect.gen(function*() {
+        yield* Layer.build(Singleton.schedule("s", Effect.sync(() => ticks++), Schedule.spaced("50 millis")))
+        yield* eventually(Effect.sync(() => assert.isAbove(ticks, 0)))
+        for (const _ of [1, 2, 3]) {
+          yield* server.cli("CONFIG", "SET", "maxmemory", 1)
+          yield* realSleep("300 millis")
+          yield* server.cli("CONFIG", "SET", "maxmemory", 0)
+          const before = ticks
+          yield* quickly(eventually(Effect.sync(() => assert.isAbove(ticks, before + 1))), "the next ticks", 900)
+        }
+      })).pipe(Effect.provideContext(context))
+    }))
 
   it.effect("fails a request that is larger than the server takes, and no other one", () =>
     Effect.gen(function*() {

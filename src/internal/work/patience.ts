@@ -37,13 +37,15 @@ export const delayAfter = <E>(
     return Option.some(delay)
   }).pipe(Pull.catchDone(() => Effect.succeed(Option.none<Duration.Duration>())))
 
-/** Asks again while Redis is away, or too much is asked here: a part of what waits for longer. */
+const passing = new Set(["Overloaded", "OutOfMemory"])
+
+/** Asks again while Redis is away, or has no memory, or too much is asked here: a part of what waits for longer. */
 export const untilBack = <A, E extends { readonly reason: { readonly _tag: string } }, R>(
   self: Effect.Effect<A, E, R>,
   pause: Duration.Input
 ): Effect.Effect<A, E, R> =>
   Effect.retry(self, {
-    while: ({ reason }) => isAway(reason) || reason._tag === "Overloaded",
+    while: ({ reason }) => isAway(reason) || passing.has(reason._tag),
     schedule: Schedule.spaced(pause)
   })
 
