@@ -235,7 +235,8 @@ local function resize(ctx, key, state)
 end
 
 -- semaphore.join: creates the semaphore, or joins it. When it has another number of permits, `mismatch` decides: "fail",
--- unless no other process has it open; "keep" that number; or "resize". With "attach", it waits until a process creates it.
+-- unless no other process has it open; "keep" that number; or "resize". With "attach", it waits until a process creates it. With "again",
+-- it keeps the number, and has found the semaphore gone, though its session is not: those that hold permits, or wait, hear of that.
 -- "firm" is as "fail", though an expired session may stand in the way.
 -- keys: hash
 -- args: id string, permits number, mismatch string
@@ -249,6 +250,7 @@ handlers['semaphore.join'] = function(ctx, key, id, permits, mismatch)
     if ahead then return queued(ctx, ahead) end
     return enqueue(ctx, key, state, id, 0)
   end
+  if state.capacity == 0 and mismatch == 'again' then doubtAll(ctx) end
   local differs = state.capacity ~= 0 and state.capacity ~= permits
   local member = call('HGET', key, 'o' .. claim)
   if differs and (mismatch == 'fail' or mismatch == 'firm') and not member and state.members > 0 then
@@ -256,7 +258,7 @@ handlers['semaphore.join'] = function(ctx, key, id, permits, mismatch)
     return reply('mismatch', state.capacity)
   end
   -- A member that asks again only wants to know the number.
-  local resized = differs and not member and mismatch ~= 'keep' and mismatch ~= 'attach'
+  local resized = differs and not member and mismatch ~= 'keep' and mismatch ~= 'attach' and mismatch ~= 'again'
   if state.capacity == 0 or resized then state.capacity = permits end
   if resized then resize(ctx, key, state) end
   if enrol(ctx, key, id) then state.members = state.members + 1 end

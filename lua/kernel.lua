@@ -370,6 +370,13 @@ local function deliver(ctx, session, event)
   end
 end
 
+-- A resource is gone, though its partition is not: each session asks about all that it has.
+local function doubtAll(ctx)
+  for _, member in ipairs(call('ZRANGEBYSCORE', ctx.dues, '(' .. text(ctx.now), '+inf')) do
+    if byte(member) ~= 64 and isAlive(ctx, member) then deliver(ctx, member, '["doubt"]') end
+  end
+end
+
 -- Grants a claim that waits.
 local function inform(ctx, claim, token, ...)
   local session, id = match(claim, '^([^/]*)/(.*)$')

@@ -291,11 +291,8 @@ class SemaphoreImpl implements Semaphore {
     (permits: number, options?: TakeOptions | undefined) =>
     <A, E, R>(self: Effect.Effect<A, E, R>): Effect.Effect<A, E | SemaphoreError, R> =>
       this.#spanned(
-        this.#taking(permits, true, options, (taking) => withHold(self, taking)) as Effect.Effect<
-          A,
-          E | SemaphoreError,
-          R
-        >,
+        this.#taking(permits, true, options, (taking) =>
+          withHold(self, taking) as Effect.Effect<A, E | SemaphoreError, R>),
         "withPermits"
       )
 
@@ -415,8 +412,11 @@ const open = (
       acquiring.join(place, {
         verb: "semaphore.join",
         leave: "semaphore.release",
-        // Joined again after a loss, the number that is in force is meant.
-        args: (anyway) => known.joined ? [known.permits, "keep"] : [permits, mode === "fail" && anyway ? "firm" : mode],
+        // Joined again, the number that is in force is meant. If it is asked for again in one session, it has been gone alone.
+        args: (anyway, again) =>
+          known.joined
+            ? [known.permits, again ? "again" : "keep"]
+            : [permits, mode === "fail" && anyway ? "firm" : mode],
         observer: {
           observe: ([capacity]) => {
             known.joined = true

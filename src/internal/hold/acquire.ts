@@ -428,7 +428,7 @@ export const join = <E, W extends Duration.Input | undefined = undefined>(
   place: Place,
   options: {
     readonly verb: ClaimVerb
-    readonly args: (anyway: boolean) => ReadonlyArray<Argument>
+    readonly args: (anyway: boolean, again: boolean) => ReadonlyArray<Argument>
     readonly leave?: LeaveVerb | undefined
     readonly observer: Observer
     readonly wait?: W

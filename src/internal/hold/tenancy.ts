@@ -436,6 +436,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
       return
     }
     if (event[0] === "recall") return this.#recall(session, String(event[1]))
+    if (event[0] === "doubt") return this.missed(session)
     const entry = this.#claims.get(String(event[1]))
     if (entry === undefined || entry.session !== session) return
     switch (event[0]) {
