@@ -173,7 +173,7 @@ export const bugs: { readonly [name: string]: Bug } = {
   // A process whose session is lost tells a semaphore the number again that it had at first.
   undoneResize: {
     only: ["semaphore"],
-    sources: [["Semaphore.ts", "known.joined ? [known.permits, \"keep\"] : ", ""]]
+    sources: [["Semaphore.ts", "known.joined\n", "false\n"]]
   },
   // Permits that are released go to the next waiter, though there are fewer by now.
   passedOn: {
