@@ -35,12 +35,17 @@ class Tap implements Source {
   readonly onGap = (): void => this.#feed.missed()
 }
 
+// Of a page.
+const mostEntries = 256
+
 export class Feed {
   readonly #key: string
   readonly #kernel: Kernel
   readonly #reader: () => Reader
   readonly #listeners = new Set<Listener>()
   #tap: Tap | undefined = undefined
+  // So many entries a page has: fewer where they are so large, or the link so slow, that a page comes too late.
+  #most = mostEntries
   // Topics that have it open.
   #users = 0
 
@@ -104,19 +109,30 @@ export class Feed {
     for (const listener of [...this.#listeners]) listener.missed()
   }
 
-  /** The entries behind one id, up to another one. While Redis is away it waits, until `isOver` says so. */
-  async page(after: string, until: string, count: number, isOver: () => boolean): Promise<ReadonlyArray<Entry>> {
-    const { transport } = this.#kernel
-    const args = [this.#key, `(${after}`, until, "COUNT", count]
+  /** Entries behind one id, up to another one, and whether there may be others. While Redis is away it waits, until `isOver` says so. */
+  async page(
+    after: string,
+    until: string,
+    isOver: () => boolean,
+    most = mostEntries
+  ): Promise<{ readonly entries: ReadonlyArray<Entry>; readonly isFull: boolean }> {
+    const { io, transport } = this.#kernel
     for (let attempt = 0; !isOver() && !this.#kernel.isClosed(); attempt++) {
+      const count = Math.min(most, this.#most)
+      const from = io.now()
       try {
-        return await transport.read("XRANGE", args) as ReadonlyArray<Entry>
+        const args = [this.#key, `(${after}`, until, "COUNT", count]
+        const entries = await transport.read("XRANGE", args) as ReadonlyArray<Entry>
+        if (io.now() - from < transport.requestTimeout / 16) this.#most = Math.min(mostEntries, 2 * this.#most)
+        return { entries, isFull: entries.length === count }
       } catch (cause) {
         if (!(cause instanceof RedisError) || !isTransient(cause)) throw cause
+        const { _tag } = cause.reason
+        if (_tag === "Timeout" || _tag === "ConnectionLost") this.#most = Math.max(1, this.#most >> 2)
         await transport.backoff(attempt, cause)
       }
     }
-    return []
+    return { entries: [], isFull: false }
   }
 }
 

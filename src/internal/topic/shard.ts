@@ -76,7 +76,6 @@ export const shardsOf = (named: number): number => Math.max(1, named)
 
 // One page is what one read of Redis returns. So many are remembered, and for so long: subscribers that are slow together
 // stand at the same events one after the other.
-const pageSize = 256
 const pagesKept = 8
 const pageMillis = 1000
 
@@ -157,8 +156,7 @@ export class Shard<A> implements Listener {
   }
 
   async #page(cursor: Cursor, until: string): Promise<Page<A>> {
-    const entries = await this.feed.page(cursor.id, until, pageSize, () => this.lanes.size === 0)
-    const isFull = entries.length === pageSize
+    const { entries, isFull } = await this.feed.page(cursor.id, until, () => this.lanes.size === 0)
     return entries.length === 0
       ? { entries, elements: [], after: cursor, cursor, isFull }
       : { ...this.read(entries, cursor), isFull }
@@ -180,7 +178,7 @@ export class Shard<A> implements Listener {
 
   /** Whether there is anything between two events. */
   async hasBetween(after: string, until: string): Promise<boolean> {
-    return (await this.feed.page(after, until, 1, () => this.lanes.size === 0)).length > 0
+    return (await this.feed.page(after, until, () => this.lanes.size === 0, 1)).isFull
   }
 
   readonly heard = (entries: ReadonlyArray<Entry>): void => {
