@@ -269,7 +269,7 @@ export const joined = <A, E, B, E2>(
 ): Effect.Effect<B, E2> =>
   Effect.callback((resume) => {
     fiber.addObserver((exit) => {
-      // Nobody hears of what an observer throws.
+      // Effect drops what an observer throws: the caller would wait for ever.
       try {
         resume(end(exit))
       } catch (defect) {
