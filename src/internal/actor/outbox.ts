@@ -364,19 +364,11 @@ export class Outbox implements Sender {
       // was executed, that is answered with the reply to all of it; so it is sent even if it is nothing.
       for (const request of requests) if (!kept.includes(request)) sending.left.set(request, cause)
       sending.requests = kept
-      if (kept.length > 0 || sending.uncertain) return false
-      this.#inFlight = undefined
-      this.#leave(batch, sending.left)
-      if (this.#queue.length > 0) this.#schedule()
-      return true
+      return this.#settled(sending)
     }
     if (isTooMuch(sending, cause)) {
       lighten(sending)
-      if (sending.requests.length > 0 || sending.uncertain) return false
-      this.#inFlight = undefined
-      this.#leave(batch, sending.left)
-      if (this.#queue.length > 0) this.#schedule()
-      return true
+      return this.#settled(sending)
     }
     sending.uncertain ||= cause.executed === "unknown"
     if (!isTransient(cause) && cause.reason._tag !== "OutOfMemory") {
@@ -392,6 +384,15 @@ export class Outbox implements Sender {
     // Others that are sent at the same moment on the same connection would seem to be the reason, too.
     if (sending.losses > 1) await transport.sleep(io.random() * 100 * sending.losses)
     return false
+  }
+
+  /** Ends the call if it has nothing more to send. An uncertain one is sent even then: only that tells what was executed. */
+  #settled({ batch, left, requests, uncertain }: Sending): boolean {
+    if (requests.length > 0 || uncertain) return false
+    this.#inFlight = undefined
+    this.#leave(batch, left)
+    if (this.#queue.length > 0) this.#schedule()
+    return true
   }
 
   #giveUp(batch: ReadonlyArray<Request>, cause: RedisError, sent: boolean): true {
