@@ -11,10 +11,11 @@
 --   <session>/<id>      an arrival: "<place> <mode> <arrival> <member> <contribution>"; session "-": its party has left
 -- An arrival outlives the session that it was made in: its claim asks again in the next one, and hears how the generation
 -- has ended if it has. The barrier keeps the last few results. A claim of an older generation hears that it is broken, since a
--- second arrival could count twice. Another epoch means that Redis has forgotten the barrier meanwhile. `change`
--- is the token of the last change of `parties`, and `stamp` of the last change of anything.
+-- second arrival could count twice. Another epoch means that Redis has forgotten the barrier meanwhile, or before the claim
+-- was made: it may have been made in any generation of this epoch, which are those from `base` on. `change` is the token of
+-- the last change of `parties`, and `stamp` of the last change of anything.
 -- When the session of the last member has expired, the results stay for a day: its process may come back, and ask for one.
--- record Barrier 1: parties, generation, arrived, last, members, epoch, change, stamp
+-- record Barrier 1: parties, generation, arrived, last, members, epoch, base, change, stamp
 
 -- A party can be late: others may have passed already, arrived again, and given up.
 local RESULTS = 4
@@ -47,7 +48,7 @@ local function newBarrier(ctx, parties, state)
   call('DEL', ctx.items)
   local epoch = tonumber(nextToken(ctx))
   return {
-    parties = parties, generation = 1, arrived = 0, last = 0, members = 0, epoch = epoch, change = epoch, stamp = 0
+    parties = parties, generation = 1, arrived = 0, last = 0, members = 0, epoch = epoch, base = 1, change = epoch, stamp = 0
   }
 end
 
@@ -75,7 +76,7 @@ end
 
 -- Redis has lost arrivals: in another epoch, members have them made again.
 local function beginAgain(ctx, key, state)
-  state.epoch = tonumber(nextToken(ctx))
+  state.epoch, state.base = tonumber(nextToken(ctx)), state.generation
   announce(ctx, key, json(progressOf(state)))
 end
 
@@ -390,9 +391,8 @@ handlers['barrier.arrive'] = function(ctx, key, id, arrival, member, contributio
       end
     end
     -- The results of all generations since then are kept, unless there are too many: then it may have arrived in one of the others.
-    if not known and epoch == text(state.epoch) and state.generation > since + RESULTS then
-      return reply('broken', tonumber(since), 0, 'unknown', 0)
-    end
+    local from = epoch == text(state.epoch) and tonumber(since) or state.base
+    if not known and state.generation > from + RESULTS then return reply('broken', from, 0, 'unknown', 0) end
   end
   if not enrolled then
     -- Redis has lost the barrier since this member joined it.

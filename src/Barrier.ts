@@ -188,7 +188,7 @@ export interface Options<A = void, E = never, R = never> {
  * - `action`: the action did not succeed.
  * - `reset`: a process has reset the barrier.
  * - `unknown`: this party was away for so long that the end of its generation is not known any more. It may have passed, with what this
- *   party has brought. `generation` is the one that was open when the party began to wait.
+ *   party has brought. `generation` is the first one that it may have been of.
  *
  * @category errors
  * @since 0.1.0

@@ -678,6 +678,8 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "120 seconds" })("
           await send("A", "session.leave", [`${n + 3}a`])
         }
         assert.deepStrictEqual<unknown>(await arrive("B", "1b", ` ${epoch} 1`), ["broken", 1, 0, "unknown", 0])
+        // Its process had not heard of this epoch when it asked for the first time.
+        assert.deepStrictEqual<unknown>(await arrive("B", "1b", " 1 700"), ["broken", 1, 0, "unknown", 0])
       })
       yield* Effect.promise(() => redis.call("FUNCTION", "FLUSH"))
     }))

@@ -241,9 +241,14 @@ export const bugs: { readonly [name: string]: Bug } = {
       "if ended then return ended end",
       ""
     ], [
-      "and state.generation > since + RESULTS then",
+      "and state.generation > from + RESULTS then",
       "and false then"
     ]]
+  },
+  // A party arrives a second time if it had not heard of the present epoch when it arrived first, and comes back late.
+  countedInOneEpoch: {
+    only: ["barrier"],
+    lua: [["and tonumber(since) or state.base", "and tonumber(since) or state.generation"]]
   },
   // A phase opens while others are still inside of the one before.
   overlappingPhases: {
