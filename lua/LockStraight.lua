@@ -74,7 +74,7 @@ straight['lock.take'] = function(keys, argv, field, inline, found, micros, secon
     return
   end
   owned = owned .. marked(id .. ':' .. sub(inline, 2))
-  reply = '["ok",[["queued",' .. text(ahead) .. ']],[],' .. nearest(sub(sessions, 1, -9) .. 'due', '-inf', session, now) .. ']'
+  reply = '["ok",[["queued",' .. text(ahead) .. ']],[],' .. nearest(sub(sessions, 1, -9) .. 'due', '-inf', session, micros) .. ']'
   call('HSET', sessions, field, packed(number, now + lease, read, posted, stamp, lease, owned), 'r' .. session, reply,
     inline, lock)
   return reply

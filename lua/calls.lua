@@ -180,7 +180,7 @@ local function answer(ctx, replies)
   if count == 0 then return '["ok",[]]' end
   local events = ctx.events
   if count == 1 and not events and not ctx.expects then return '["ok",[' .. replies[1] .. ']]' end
-  local tail = ctx.expects and '],' .. nearest(ctx.dues, ctx.expects, ctx.session, ctx.now) .. ']' or ']]'
+  local tail = ctx.expects and '],' .. nearest(ctx.dues, ctx.expects, ctx.session, ctx.micros) .. ']' or ']]'
   if events then
     local parts = { '["ok",[', concat(replies, ','), '],[', events[1] }
     for index = 2, #events do
@@ -323,7 +323,7 @@ renew = function(keys, argv)
       state.deadline = ctx.now + state.lease
       local renewed = handlers['session.renew'](ctx)
       call('HSET', ctx.sessions, field, packSession(state))
-      answers[index] = '[' .. renewed .. ',' .. nearest(ctx.dues, ctx.expects, ctx.session, ctx.now) .. ']'
+      answers[index] = '[' .. renewed .. ',' .. nearest(ctx.dues, ctx.expects, ctx.session, ctx.micros) .. ']'
     else
       answers[index] = 'null'
     end

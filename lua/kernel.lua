@@ -518,13 +518,13 @@ local function sharedIn(ctx, name)
 end
 
 -- Milliseconds until the partition has something to do, from a time on, and the session that may end then, as JSON: 0 for at once, -1 for
--- never.
-local function nearest(due, from, session, now)
+-- never. Exact to a tenth of one: others wait for that moment.
+local function nearest(due, from, session, micros)
   local found = call('ZRANGEBYSCORE', due, from, '+inf', 'WITHSCORES', 'LIMIT', 0, 2)
   for index = 1, #found, 2 do
     local member = found[index]
     if member ~= session then
-      local millis = text(math.max(0, tonumber(found[index + 1]) - now))
+      local millis = string.format('%.1f', math.max(0, tonumber(found[index + 1]) - floor(micros / 100) / 10))
       return byte(member) == 64 and millis or millis .. ',' .. encoded(member)
     end
   end

@@ -47,22 +47,33 @@ export const millisIn = (input: Duration.Input): number =>
 const settled = Promise.resolve()
 
 // Taken at import: the fake timers of a test runner must not stop what goes on in real time.
-const { clearTimeout, setTimeout } = globalThis
+const { clearImmediate, clearTimeout, setImmediate, setTimeout } = globalThis
 
 // A longer timer of Node fires at once.
 const longest = 2 ** 31 - 1
+
+/** A part of a millisecond, which no timer of Node can wait for: turns of the event loop, until it is over. */
+const within = (millis: number, f: () => void): Timer => {
+  const until = performance.now() + millis
+  const look = () => {
+    if (performance.now() < until) turn = setImmediate(look)
+    else f()
+  }
+  let turn = setImmediate(look)
+  return { cancel: () => clearImmediate(turn) }
+}
 
 export const live: Io = {
   now: () => performance.now(),
   wall: () => Date.now(),
   after: (millis, f) => {
+    if (millis < 1) return within(millis, f)
     const set = (rest: number) =>
       setTimeout(() => {
         if (rest > longest) timer = set(rest - longest)
         else f()
       }, Math.min(rest, longest))
-    // Node warns of what is due already.
-    let timer = set(Math.max(0, millis))
+    let timer = set(millis)
     return { cancel: () => clearTimeout(timer) }
   },
   // Half of what `queueMicrotask` costs, and it is in every call.

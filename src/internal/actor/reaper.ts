@@ -14,6 +14,8 @@ import type { Message } from "./wire.ts"
 const maxAttempts = 10
 // The partition has something to do at once, and what that is could not be done: not more often than this, in ms.
 const shortestPause = 20
+// So much may a timer be early, in ms: clocks that are not equally fast differ in what they count last.
+const tooEarly = 0.01
 
 const renewal: Message = { verb: "session.renew", args: [] }
 
@@ -72,15 +74,20 @@ export class Reaper {
   /** The partition has something to do. */
   expect({ ending, millis }: Next): void {
     if (this.#closed || millis < 0 || millis > 0 && !this.#isWanted()) return
-    // The first coordinator does the work, and the others find nothing to do; so they do not come at once. Timers of Node may be early
-    // by a part of a millisecond.
-    const at = this.#io.now() + millis + 0.5 + this.#io.random()
+    // The first coordinator does the work, and the others find nothing to do; so they do not come at once.
+    const at = this.#io.now() + millis + this.#io.random() / 2
     if (this.#timer !== undefined) {
       if (this.#at <= at) return
       this.#timer.cancel()
     }
     this.#at = at
-    this.#timer = this.#io.after(at - this.#io.now(), () => {
+    this.#arm(ending)
+  }
+
+  #arm(ending: string | undefined): void {
+    this.#timer = this.#io.after(this.#at - this.#io.now(), () => {
+      // Timers of Node may be early by a part of a millisecond, and nothing would be due then.
+      if (this.#at - this.#io.now() > tooEarly) return this.#arm(ending)
       this.#timer = undefined
       this.#at = Number.POSITIVE_INFINITY
       void this.tick(ending)
