@@ -100,8 +100,8 @@ export const bugs: { readonly [name: string]: Bug } = {
       "if known and known.deadline > ctx.now then",
       "if known and known.deadline > ctx.now and ctx.micros % 4 > 0 then"
     ], [
-      "local function nearest(due, from, session, now)",
-      "local function nearest(due, from, session, now)\ndo return '50' end"
+      "local function nearest(due, from, session, micros)",
+      "local function nearest(due, from, session, micros)\ndo return '50' end"
     ], [
       "call('ZRANGEBYSCORE', ctx.dues, '-inf', text(ctx.now), 'LIMIT', 0, REAP_SESSIONS)",
       "call('ZRANGEBYSCORE', ctx.dues, '-inf', '+inf', 'LIMIT', 0, REAP_SESSIONS)"

@@ -89,6 +89,10 @@ const open = ({ Batch, Flow, Queue }: typeof Lockstep, keep: number, onFailure: 
 const follow = <A, E, R>(client: Client, key: string, verb: string, use: (log: Log) => Effect.Effect<A, E, R>) =>
   client.follow({ kind: `flow ${verb}`, key, weight: 1, wait: false }, use)
 
+/** What may be interrupted at any moment. */
+const pursue = <A, E, R>(client: Client, key: string, verb: string, use: (log: Log) => Effect.Effect<A, E, R>) =>
+  client.pursue({ kind: `flow ${verb}`, key, weight: 1, wait: false }, use)
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Work
 // ---------------------------------------------------------------------------------------------------------------------
@@ -142,7 +146,7 @@ const fillOf = (turn: number): string => `fill ${turn}`
 
 /** Records what a run has come to, and what has become of its nodes. */
 const awaited = (client: Client, flow: Flow, id: string) =>
-  follow(client, flowName, "await", ({ tell }) => {
+  pursue(client, flowName, "await", ({ tell }) => {
     tell("awaits", id)
     const run = flow.attach(id)
     const result = run.await.pipe(
@@ -168,7 +172,7 @@ const awaited = (client: Client, flow: Flow, id: string) =>
   })
 
 const cancelling = (client: Client, flow: Flow, id: string) =>
-  follow(client, flowName, "cancel", ({ tell }) => {
+  pursue(client, flowName, "cancel", ({ tell }) => {
     tell("cancels", id)
     return Effect.map(flow.attach(id).cancel, (found) => tell("cancelled", found ? 1 : 0))
   }).pipe(Effect.catchIf(({ reason }) => reason._tag === "RunUnknown", () => Effect.void))
@@ -178,7 +182,7 @@ const running = (client: Client, { flow }: Open) =>
   Effect.gen(function*() {
     const id = runOf(turnOf(client))
     if (client.random() < 0.7) {
-      yield* follow(client, flowName, "start", ({ tell }) => {
+      yield* pursue(client, flowName, "start", ({ tell }) => {
         tell("starts", id)
         return Effect.map(flow.start(id, { id }), () => tell("begun", id))
       })
@@ -193,7 +197,7 @@ const running = (client: Client, { flow }: Open) =>
 
 /** Adds all jobs of a batch: those that are there already are left out. */
 const filled = (client: Client, batch: Batch, id: string, part: number) =>
-  follow(client, batchName, "fill", ({ tell }) =>
+  pursue(client, batchName, "fill", ({ tell }) =>
     Effect.gen(function*() {
       const { plans, seals } = filesOf(id)
       tell("starts", id)
@@ -217,7 +221,7 @@ const filled = (client: Client, batch: Batch, id: string, part: number) =>
     }))
 
 const finished = (client: Client, batch: Batch, id: string) =>
-  follow(client, batchName, "await", ({ tell }) => {
+  pursue(client, batchName, "await", ({ tell }) => {
     tell("awaits", id)
     return batch.attach(id).await.pipe(
       Effect.map(({ done, jobs }) => tell("result", id, "done", done, jobs)),
@@ -269,7 +273,7 @@ const ended = (client: Client, flow: Flow, id: string) =>
     const awaiting = Effect.timeoutOption(Effect.retry(awaited(client, flow, id), again), longest(client))
     yield* awaiting
     if (yield* over) return true
-    yield* follow(client, flowName, "retry", ({ tell }) => {
+    yield* pursue(client, flowName, "retry", ({ tell }) => {
       tell("retries", id)
       return flow.attach(id).retry
     }).pipe(Effect.ignore)
@@ -290,7 +294,7 @@ const sealed = (client: Client, batch: Batch, id: string) =>
     yield* Effect.ignore(filled(client, batch, id, 1))
     const first = yield* awaiting
     if (first._tag === "Some") return true
-    yield* follow(client, batchName, "cancel", ({ tell }) => {
+    yield* pursue(client, batchName, "cancel", ({ tell }) => {
       tell("cancels", id)
       return batch.attach(id).cancel
     }).pipe(Effect.ignore)
@@ -299,7 +303,7 @@ const sealed = (client: Client, batch: Batch, id: string) =>
 
 interface Settling {
   readonly id: string
-  readonly over: Effect.Effect<boolean, Lockstep.Flow.FlowError | Lockstep.Batch.BatchError>
+  readonly over: Effect.Effect<boolean, unknown>
 }
 
 /** Waits until all runs are over, and no job is left, no longer than a bound. */

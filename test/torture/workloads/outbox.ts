@@ -14,8 +14,8 @@ const job = "submitted"
 const eventsOf = ({ Topic }: typeof Lockstep, name: string) =>
   Topic.make({ name: `of ${name}`, schema: Schema.String, colocate: name })
 
-const follow = <A, E, R>(client: Client, what: string, key: string, use: (log: Log) => Effect.Effect<A, E, R>) =>
-  client.follow({ kind: `outbox ${what}`, key, weight: 0, wait: true }, use)
+const pursue = <A, E, R>(client: Client, what: string, key: string, use: (log: Log) => Effect.Effect<A, E, R>) =>
+  client.pursue({ kind: `outbox ${what}`, key, weight: 0, wait: true }, use)
 
 // Redis may be out of reach at that moment.
 const insist = <A, E, R>(effect: Effect.Effect<A, E, R>): Effect.Effect<A, never, R> =>
@@ -34,7 +34,7 @@ const work = ({ keep, random }: Client) => Effect.sleep(random() < 0.03 ? keep /
 /** Releases a lock with an event. Values begin with the token, so their order is known; some releases share an id. */
 const releasing = (client: Client, name: string, events: Events) =>
   Effect.suspend(() =>
-    follow(client, "release", name, ({ tell }) =>
+    pursue(client, "release", name, ({ tell }) =>
       Effect.gen(function*() {
         const { Lock } = client.lockstep
         const cached = client.random() < 0.3
@@ -59,7 +59,7 @@ const submitting = (client: Client, group: Lockstep.TaskGroup.TaskGroup<string, 
   Effect.suspend(() =>
     client.random() < 0.1 ?
       group.reset :
-      follow(client, "submit", job, ({ tell }) =>
+      pursue(client, "submit", job, ({ tell }) =>
         Effect.scoped(Effect.gen(function*() {
           const task = yield* group.register(String(Math.floor(client.clock.wall() / 100)))
           const value = `${task.lease.token} ${client.unique()}`
@@ -77,7 +77,7 @@ const submitting = (client: Client, group: Lockstep.TaskGroup.TaskGroup<string, 
 
 /** Reads all events. */
 const census = (client: Client, key: string, events: Events) =>
-  follow(client, "census", key, ({ tell }) =>
+  pursue(client, "census", key, ({ tell }) =>
     Effect.map(allOf(events), (all) => {
       for (const { id, value } of all) tell("event", key, value, id)
       tell("counted", key)

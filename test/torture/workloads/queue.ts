@@ -56,6 +56,14 @@ export const follow = <A, E, R>(
   use: (log: Log) => Effect.Effect<A, E, R>
 ) => client.follow({ kind: `queue ${verb}`, key: queue.name, weight: 1, wait: false }, use)
 
+/** What may be interrupted at any moment. */
+export const pursue = <A, E, R>(
+  client: Client,
+  queue: Queue,
+  verb: string,
+  use: (log: Log) => Effect.Effect<A, E, R>
+) => client.pursue({ kind: `queue ${verb}`, key: queue.name, weight: 1, wait: false }, use)
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Work
 // ---------------------------------------------------------------------------------------------------------------------
@@ -202,7 +210,7 @@ export const told = ({ tell }: Log, [value, { attempts = workerAttempts, delay =
 const isUncertain = (error: Lockstep.Queue.QueueError | Refusal): boolean => error.reason._tag === "OfferUncertain"
 
 export const offering = (client: Client, queue: Queue, wishes: ReadonlyArray<Wish>) =>
-  follow(client, queue, "offer", (log) => {
+  pursue(client, queue, "offer", (log) => {
     for (const wish of wishes) told(log, wish)
     const byValue = new Map(wishes)
     const [[value, options]] = wishes as [Wish]
@@ -244,7 +252,7 @@ const concluded = (
   )
 
 export const executing = (client: Client, queue: Queue, [value, { result: _, ...options }]: Wish) => {
-  const executed = follow(client, queue, "execute", (log) => {
+  const executed = pursue(client, queue, "execute", (log) => {
     told(log, [value, options])
     return concluded(log, value, "", queue.execute(value, options))
   })
@@ -252,7 +260,7 @@ export const executing = (client: Client, queue: Queue, [value, { result: _, ...
 }
 
 export const cancelling = (client: Client, queue: Queue, id: string) =>
-  follow(client, queue, "cancel", ({ tell }) => {
+  pursue(client, queue, "cancel", ({ tell }) => {
     tell("cancels", id)
     return Effect.map(queue.job(id).cancel, (found) => tell("cancelled", found ? 1 : 0))
   })
@@ -305,7 +313,7 @@ const producer = (client: Client, queue: Queue) => {
       // Some ask when it has ended.
       if (random() < 0.5) yield* Effect.sleep(random() * 300)
       if (random() < 0.5) {
-        yield* follow(client, queue, "result", (log) => concluded(log, own, id, queue.job(id).result()))
+        yield* pursue(client, queue, "result", (log) => concluded(log, own, id, queue.job(id).result()))
       }
     } else if (way < 0.7) {
       // While its handler ends, no other job of its group begins.
@@ -345,7 +353,7 @@ const orderly = (client: Client, queue: Queue) => {
 // ---------------------------------------------------------------------------------------------------------------------
 
 const pausing = (client: Client, queue: Queue) => {
-  const turned = (verb: "pause" | "resume") => follow(client, queue, verb, () => queue[verb])
+  const turned = (verb: "pause" | "resume") => pursue(client, queue, verb, () => queue[verb])
   const resumed = turned("resume").pipe(Effect.retry(Schedule.spaced(100)))
   return Effect.gen(function*() {
     yield* Effect.sleep(50 + client.random() ** 3 * 4000)
@@ -360,7 +368,7 @@ const pausing = (client: Client, queue: Queue) => {
 /** Reads the dead letters, and replays or discards some of the first, if that is wanted. */
 export const letters = (client: Client, queue: Queue, known: Set<string>, operates: boolean) =>
   Effect.gen(function*() {
-    const found = yield* follow(client, queue, "letters", ({ tell }) =>
+    const found = yield* pursue(client, queue, "letters", ({ tell }) =>
       Effect.map(Stream.runCollect(queue.deadLetters), (all) => {
         for (const { attempts, body, crashes, id, letter, reason } of all) {
           if (known.has(letter)) {
@@ -381,7 +389,7 @@ export const letters = (client: Client, queue: Queue, known: Set<string>, operat
           tickOf(name) === JSON.parse(body)
         )
       ) {
-        yield* follow(client, queue, "replay", ({ tell }) => {
+        yield* pursue(client, queue, "replay", ({ tell }) => {
           tell("replays", letter, JSON.parse(body) as string)
           return Effect.map(queue.replay([letter]), (count) =>
             tell("replayed", count))

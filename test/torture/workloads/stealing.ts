@@ -1,6 +1,6 @@
 import { Effect, Fiber, Schema, type Scope } from "effect"
 import type * as Lockstep from "../../../src/index.ts"
-import type { Client } from "../client.ts"
+import type { Client, Request } from "../client.ts"
 import { dealt, deques, keepers, keys, mostKept, placed } from "../stealing.ts"
 import { fibers, lives, type Workload } from "../workload.ts"
 import {
@@ -11,6 +11,7 @@ import {
   forever,
   letters,
   offering,
+  pursue,
   type Queue,
   running,
   schemas,
@@ -24,10 +25,14 @@ import {
 type Stealing = Queue & Pick<Lockstep.WorkStealing.WorkStealing<string>, "worker" | "workers">
 
 /** What this workload shares with that of queues is recorded as its own. */
-const renamed = (client: Client): Client => ({
-  ...client,
-  follow: (request, use) => client.follow({ ...request, kind: request.kind.replace("queue", "stealing") }, use)
-})
+const renamed = (client: Client): Client => {
+  const named = (request: Request): Request => ({ ...request, kind: request.kind.replace("queue", "stealing") })
+  return {
+    ...client,
+    follow: (request, use) => client.follow(named(request), use),
+    pursue: (request, use) => client.pursue(named(request), use)
+  }
+}
 
 const open = (
   client: Client,
@@ -49,7 +54,7 @@ const growing: typeof decided = (client, queue, value, run) => {
   const grown = client.random() < 0.5
     ? offering(client, queue, wishes)
     : Effect.forEach(wishes, ([own, options]) =>
-      follow(client, queue, "offer", (log) => {
+      pursue(client, queue, "offer", (log) => {
         told(log, [own, options])
         return queue.followUp(own, options)
       }))
