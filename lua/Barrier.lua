@@ -14,8 +14,9 @@
 -- second arrival could count twice. Another epoch means that Redis has forgotten the barrier meanwhile, or before the claim
 -- was made: it may have been made in any generation of this epoch, which are those from `base` on. `change` is the token of
 -- the last change of `parties`, and `stamp` of the last change of anything.
--- When the session of the last member has expired, the results stay for a day: its process may come back, and ask for one.
--- record Barrier 1: parties, generation, arrived, last, members, epoch, base, change, stamp
+-- `away` is 1 when the session of a member has expired: behind the last member, the results stay for a day then, as its process may
+-- come back, and ask for one.
+-- record Barrier 1: parties, generation, arrived, last, members, away, epoch, base, change, stamp
 
 -- A party can be late: others may have passed already, arrived again, and given up.
 local RESULTS = 4
@@ -48,7 +49,8 @@ local function newBarrier(ctx, parties, state)
   call('DEL', ctx.items)
   local epoch = tonumber(nextToken(ctx))
   return {
-    parties = parties, generation = 1, arrived = 0, last = 0, members = 0, epoch = epoch, base = 1, change = epoch, stamp = 0
+    parties = parties, generation = 1, arrived = 0, last = 0, members = 0, away = 0, epoch = epoch, base = 1,
+    change = epoch, stamp = 0
   }
 end
 
@@ -510,6 +512,7 @@ reapers.barrier = function(ctx, key, session, id)
   elseif member then
     call('HDEL', key, 'o' .. owner)
     state.members = state.members - 1
+    if not hasLeft(ctx, session) then state.away = 1 end
     local all = census(ctx, state)
     for index = 1, #all do
       local one = all[index]
@@ -521,7 +524,7 @@ reapers.barrier = function(ctx, key, session, id)
   end
   if state.members > 0 then
     advance(ctx, key, state)
-  elseif state.generation > 1 and not hasLeft(ctx, session) then
+  elseif state.generation > 1 and state.away == 1 then
     state.kept, state.arrived = true, 0
     call('DEL', ctx.items)
     call('HDEL', key, 'x')

@@ -17,7 +17,7 @@ export interface Patch {
 
 /** Fails if the text does not have it once. */
 export const replaced = (text: string, from: string, to: string): string => {
-  if (text.split(from).length !== 2) throw new Error(`the patch does not fit: ${from}`)
+  if (text.split(from).length !== 2) throw new Error(`the patch does not fit: ${from.slice(0, 200)}`)
   return text.replace(from, () => to)
 }
 
