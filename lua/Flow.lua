@@ -1,6 +1,6 @@
 -- Flows: a run of a graph of jobs. It decides which node may start, and its conductors offer the jobs.
 --
--- kinds: flow: hash, nodes, absent
+-- kinds: flow: hash, nodes
 -- after Queue.lua
 -- after QueueErrands.lua
 --

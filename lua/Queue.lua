@@ -1,6 +1,6 @@
 -- A queue: jobs that this actor hands to workers, each until its worker has said what has become of it.
 --
--- kinds: queue, errands: hash, urgent, high, normal, low, held, delayed, dead, ids, even, odd, notes, order, turns, schedules, absent
+-- kinds: queue, errands: hash, urgent, high, normal, low, held, delayed, dead, ids, even, odd, notes, order, turns, schedules
 -- after QueueNotes.lua
 --
 -- A job is one entry of a stream, from its offer until it is done. Its id is "<letter><ms>-<number>": the letter says which

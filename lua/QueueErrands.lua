@@ -15,8 +15,7 @@
 -- that step if it can.
 --
 -- The keys of errands, and of resources beside, are not declared in the calls that reach them, which do not know their names. They are in
--- the slot of the call, and while that migrates, some may be gone. So all calls about queues and runs declare one more key, `absent`, that
--- never exists: Redis refuses them as a whole then, and they are made again.
+-- the slot of the call, which Redis refuses as a whole while that migrates.
 
 -- -----------------------------------------------------------------------------
 -- Other resources of the partition

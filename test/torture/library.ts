@@ -245,10 +245,10 @@ export const bugs: { readonly [name: string]: Bug } = {
       "and false then"
     ]]
   },
-  // A party arrives a second time if it had not heard of the present epoch when it arrived first, and comes back late.
-  countedInOneEpoch: {
+  // When the last member closes a barrier, its results are gone, though the process of another one may come back and ask.
+  resultsOfTheDead: {
     only: ["barrier"],
-    lua: [["and tonumber(since) or state.base", "and tonumber(since) or state.generation"]]
+    lua: [["if not hasLeft(ctx, session) then state.away = 1 end", "state.away = 0"]]
   },
   // A phase opens while others are still inside of the one before.
   overlappingPhases: {
