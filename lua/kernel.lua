@@ -524,7 +524,7 @@ local function nearest(due, from, session, micros)
   for index = 1, #found, 2 do
     local member = found[index]
     if member ~= session then
-      local millis = string.format('%.1f', math.max(0, tonumber(found[index + 1]) - floor(micros / 100) / 10))
+      local millis = format('%.1f', math.max(0, tonumber(found[index + 1]) - floor(micros / 100) / 10))
       return byte(member) == 64 and millis or millis .. ',' .. encoded(member)
     end
   end

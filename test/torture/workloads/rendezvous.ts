@@ -6,6 +6,9 @@ import { fibers, type Workload } from "../workload.ts"
 
 const key = "corner"
 
+// In milliseconds: a process that comes back later than an outcome is kept may hand a value over again. Of short leases, `keep` is short.
+const longestPause = 6000
+
 /**
  * Givers and takers, some of which fail, and parties that exchange; all with a limit. Values are unique and stand in the
  * kinds: "give <value>", "had <value>" and "took <value>", "exchange <mine>" and "met <mine> <theirs>".
@@ -20,7 +23,7 @@ export const rendezvous: Workload = {
         const place = yield* client.lockstep.Rendezvous.make({
           name: key,
           schema: Schema.String,
-          timeToLive: client.keep
+          timeToLive: Math.max(client.keep, longestPause)
         })
         const value = client.unique()
         const attempt = <A, E>(what: string, effect: Effect.Effect<A, E, Coordinator.Coordinator>) =>
