@@ -319,11 +319,10 @@ handlers['rendezvous.accept'] = function(ctx, key, id)
     inform(ctx, there, token, 'met', json(brought[1]))
     return '["accepted"]'
   end
-  local state = loadMeeting(key)
   separateParty(ctx, key, party)
-  state.claims = state.claims - call('HDEL', key, 'c' .. claim)
-  disownNow(ctx, key, id)
-  saveMeeting(ctx, key, state)
+  -- Its claim may be asked for again behind this, and must not meet another party then: it is given up, and its party begins anew under
+  -- another one.
+  call('HSET', key, 'e' .. party, claim .. ' ' .. NO_PARTY .. ' 1')
   return '["alone"]'
 end
 

@@ -398,7 +398,6 @@ class RendezvousImpl<A> implements Rendezvous<A> {
 
   /** Says that this party is still there. False if the counterpart is not, or if that is not known. */
   #accept(hold: Hold): Effect.Effect<boolean, RendezvousError> {
-    const { tenancy } = this.#place
     return Effect.suspend(() => {
       if (hold.loss !== undefined) return Effect.succeed(false)
       return Effect.mapBoth(
@@ -409,10 +408,7 @@ class RendezvousImpl<A> implements Rendezvous<A> {
         }),
         {
           onFailure: ({ reason }) => fail(reason),
-          onSuccess: ([tag]) => {
-            if (tag === "alone") tenancy.forget(hold)
-            return tag === "accepted"
-          }
+          onSuccess: ([tag]) => tag === "accepted"
         }
       )
     })

@@ -166,7 +166,7 @@ class Model {
       return ["accepted"]
     }
     this.#separate(id!)
-    this.claims.delete(owner)
+    this.parties.set(id!, { owner, other: undefined, asked: true })
     return ["alone"]
   }
 
@@ -409,7 +409,7 @@ layer(TestServer.layer, { excludeTestServices: true })("the rendezvous actor", (
       })
     }))
 
-  it.effect("reaps a claim that was made again in the call that had ended it", () =>
+  it.effect("has a party meet no other one under a claim that was asked for again in the call that had left it alone", () =>
     Effect.gen(function*() {
       const server = yield* TestServer
       const redis = yield* client(server)
@@ -420,7 +420,12 @@ layer(TestServer.layer, { excludeTestServices: true })("the rendezvous actor", (
         for (const name of ["A", "B"]) await send(name, "rendezvous.exchange", asked(name))
         await send("B", "session.leave", ["1"])
         await send("A", "rendezvous.accept", ["1", "=rendezvous.exchange", ...asked("A")])
-        assert.deepStrictEqual(answers.get("A")![1].map(([tag]) => tag), ["alone", "queued"])
+        assert.deepStrictEqual(answers.get("A")![1].map(([tag]) => tag), ["alone", "granted"])
+        assert.strictEqual((await send("B", "rendezvous.exchange", ["2", "C", 60_000, `"C"`]))[0], "queued")
+        assert.deepStrictEqual(await send("A", "session.leave", ["1"]), ["left"])
+        assert.strictEqual((await send("A", "rendezvous.exchange", ["2", ...asked("A").slice(1)]))[0], "queued")
+        assert.deepStrictEqual(await send("B", "rendezvous.accept", ["2"]), ["accepted"])
+        for (const name of ["A", "B"]) await send(name, "session.leave", ["2"])
         await end("A", true)
         await reap("A")
         assert.strictEqual(await redis.exists(key), 0)
