@@ -33,9 +33,9 @@
 --   library/<session>       the library that its coordinator calls
 --   @<kind>:<name>          inline state of a resource, see inline.lua
 --
--- All sessions live in one key, declared in every call: while a slot migrates, an undeclared key can look absent, and a
--- live session would look dead. The only keys that are undeclared there are the mailboxes of other sessions: a lost event is
--- only a delay, because events are numbered and coordinators resync. `due` only says where to look; `sessions` has the word.
+-- All sessions live in one key, declared in every call; the others of a partition are not. While a slot migrates, an undeclared key can
+-- look absent, so Redis refuses calls as a whole then, see src/internal/actor/wire.ts. A lost event is only a delay, because events are
+-- numbered and coordinators resync. `due` only says where to look; `sessions` has the word.
 --
 -- Every key expires a day after the last session that needs it has done anything, except `floor`, `libraries` and what users
 -- store; `due` also outlives its last alarm by a day.
@@ -343,7 +343,7 @@ local function postedId(ctx, state)
   return text(state.posted) .. '-' .. text(state.stamp)
 end
 
--- pcall: on a migrating slot another session's mailbox may be out of reach, which is a delay and not a failure.
+-- pcall: an event that does not come into another session's mailbox is a delay and not a failure.
 local function putMail(prefix, session, id, events)
   redis.pcall('XADD', mailboxIn(prefix, session), 'NOMKSTREAM', 'MAXLEN', '~', MAILBOX_LENGTH, id, 'e', events)
 end

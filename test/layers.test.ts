@@ -51,15 +51,15 @@ const alone = Effect.gen(function*() {
     (transport) => Effect.sync(() => transport.close())
   )
   const prefix = prefixOf(namespace, 0)
-  const ask = (session: string, verb: Verb, args: ReadonlyArray<string | number>) =>
+  const ask = (verb: Verb, args: ReadonlyArray<string | number>) =>
     Effect.promise(async () => {
-      const { replies } = await transport.ask(transport.addressOf(prefix, session, ""), [{ verb, args }])
+      const { replies } = await transport.ask(transport.addressOf(prefix, ""), [{ verb, args }])
       return replies[0] as ReadonlyArray<unknown>
     })
   const open = (id: string) =>
     Effect.gen(function*() {
       const [sentAt, sentAtWall] = [io.now(), io.wall()]
-      const [tag, position] = yield* ask(id, "session.open", [id, "", lease, protocol, 1, "a test", library, -1])
+      const [tag, position] = yield* ask("session.open", [id, "", lease, protocol, 1, "a test", library, -1])
       assert.strictEqual(tag, "opened")
       const session = new Session(prefix, id, transport.addressOf(prefix, id), String(position), io, ignore)
       session.renewed(sentAt, sentAtWall, lease)
@@ -84,7 +84,7 @@ const alone = Effect.gen(function*() {
     Effect.sync(() => new Reaper(transport, io, prefix, ignore, () => true, () => wanted.key)),
     (reaper) => Effect.sync(() => reaper.close())
   )
-  const end = (id: string) => Effect.andThen(ask(id, "session.end", [id, "1"]), Effect.promise(() => reaper.reap(id)))
+  const end = (id: string) => Effect.andThen(ask("session.end", [id, "1"]), Effect.promise(() => reaper.reap(id)))
   return {
     server,
     namespace,
@@ -216,7 +216,7 @@ layer(TestServer.layer, live)("without the layers above it", (it) => {
           assert.strictEqual(yield* waiters, 1)
           yield* Effect.promise(() => reaper.tick(one.id))
           assert.strictEqual(yield* waiters, 1)
-          yield* ask(one.id, "session.end", [one.id, "1"])
+          yield* ask("session.end", [one.id, "1"])
           yield* Effect.promise(() => reaper.tick(expected === "not" ? undefined : one.id))
           assert.strictEqual(yield* waiters, 0)
           yield* end(other.id)

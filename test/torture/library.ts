@@ -957,12 +957,12 @@ export const rareBugs: typeof bugs = {
   gapless: {
     lua: [["if number > state.number + 1 then return '[\"gap\"]' end", ""]]
   },
-  // A call does not declare to a cluster which keys of the session it may need.
+  // Calls do not keep a cluster from executing them while their slot migrates.
   undeclared: {
     sources: [[
       "internal/actor/wire.ts",
-      "const declared = cluster\n    ?",
-      "const declared = cluster && prefix === \"\"\n    ?"
+      "const declared = cluster ?",
+      "const declared = cluster && prefix === \"\" ?"
     ]]
   }
 }

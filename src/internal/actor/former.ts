@@ -55,7 +55,7 @@ export class Former {
   }
 
   async #end(id: string, closed: boolean): Promise<void> {
-    await this.#reaper.insist(id, [{ verb: "session.end", args: [id, closed] }])
+    await this.#reaper.insist([{ verb: "session.end", args: [id, closed] }])
     this.#sessions.delete(id)
     await this.#reaper.reap(id)
   }

@@ -77,7 +77,7 @@ export class Opener {
         const sentAt = io.now()
         const sentAtWall = io.wall()
         const replaced = former.due()
-        const asking = transport.ask(transport.addressOf(prefix, id, ""), [this.#hello(id, replaced, vacant)])
+        const asking = transport.ask(transport.addressOf(prefix, ""), [this.#hello(id, replaced, vacant)])
         this.#asking = asking
         const reply = (await asking).replies[0] as OpenReply
         if (isClosed()) return former.add(id)
@@ -129,7 +129,7 @@ export class Opener {
       : [prefix]
     await Promise.all(prefixes.map(async (one) => {
       const message = { verb: "session.settle", args: [protocol, partitions] }
-      const { replies } = await transport.ask(transport.addressOf(one, "", ""), [message])
+      const { replies } = await transport.ask(transport.addressOf(one, ""), [message])
       const reply = replies[0] as Requests["session.settle"]["reply"] | Failed
       if (reply[0] !== "settled") throw this.#refusal(reply)
     }))
@@ -175,7 +175,7 @@ export class Opener {
     const { office: { hooks, transport }, reaper } = this.#options
     try {
       const gone = await transport.unload(names)
-      if (gone.length > 0) await reaper.insist("", [{ verb: "session.unloaded", args: [gone.join(" ")] }])
+      if (gone.length > 0) await reaper.insist([{ verb: "session.unloaded", args: [gone.join(" ")] }])
       if (gone.length === names.length) return
       const kept = names.filter((name) => !gone.includes(name))
       hooks.log("Debug", `unused function libraries stay in Redis: ${kept.join(" ")}`)

@@ -55,8 +55,8 @@ export class Reaper {
   }
 
   /** As `ask`, and again when the connection was lost meanwhile. */
-  async insist(session: string, messages: ReadonlyArray<Message>): Promise<ReadonlyArray<Reply>> {
-    const address = this.#transport.addressOf(this.#prefix, session, "")
+  async insist(messages: ReadonlyArray<Message>): Promise<ReadonlyArray<Reply>> {
+    const address = this.#transport.addressOf(this.#prefix, "")
     for (let attempt = 0;; attempt++) {
       try {
         const { next, replies } = await this.#transport.ask(address, messages)
@@ -101,7 +101,7 @@ export class Reaper {
   tick(ending?: string): Promise<void> {
     return this.#once("", async () => {
       const messages = ending === undefined ? [renewal] : [renewal, inheriting(ending, this.#wanted())]
-      const [reply, owned] = await this.insist(ending ?? "", messages)
+      const [reply, owned] = await this.insist(messages)
       if (reply![0] !== "renewed") return
       const reaping = ending && this.reap(ending, owned)
       await Promise.all([reaping, this.handle(reply![2])])
@@ -129,11 +129,10 @@ export class Reaper {
     return this.#once(session, async () => {
       // What could not be released there is released one by one.
       for (let next = known?.[0] === "failed" ? undefined : known;; next = undefined) {
-        const owned = next ?? (await this.insist(session, [owning(session)]))[0]!
+        const owned = next ?? (await this.insist([owning(session)]))[0]!
         if (owned[0] !== "owns") return
         const entries = owned[1] as ReadonlyArray<string>
         const replies = await this.insist(
-          session,
           entries.map((entry) => ({
             verb: "session.reap",
             key: this.#keyIn(entry),
@@ -165,7 +164,7 @@ export class Reaper {
 
   #ring(resource: string): Promise<void> {
     return this.#once(`@${resource}`, async () => {
-      await this.insist("", [{ verb: "alarm.ring", key: this.#prefix + resource, args: [] }])
+      await this.insist([{ verb: "alarm.ring", key: this.#prefix + resource, args: [] }])
     })
   }
 

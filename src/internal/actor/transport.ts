@@ -151,9 +151,9 @@ export class Transport {
     return this.connections.commands
   }
 
-  /** The address of a session; with an empty id, that of requests about it that need no session. */
-  addressOf(prefix: string, session: string, id?: string): Address {
-    return addressOf(prefix, this.connections.topology === "cluster", session, id)
+  /** The address of a session; with an empty id, that of requests that need no session. */
+  addressOf(prefix: string, id: string): Address {
+    return addressOf(prefix, this.connections.topology === "cluster", id)
   }
 
   /**

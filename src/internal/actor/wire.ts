@@ -15,16 +15,13 @@ export interface Address {
 }
 
 /**
- * Requests that need no session have an empty id. While a slot of a cluster migrates, a key that is not declared can look
- * absent, so the keys of the session about which they are have to be declared there all the same. A key that a request has deleted is
- * out of reach of the next one in the call then, and so are keys that no call can name. So all of them declare `absent`, which never
- * exists: Redis refuses a call with a key that it lacks as a whole, and it is made again.
+ * Requests that need no session have an empty id. While a slot of a cluster migrates, a key can look absent that no call names, and a
+ * key that a request has deleted is out of reach of the next one in the call. So all calls declare `absent` there, which never exists:
+ * Redis refuses a call with a key that it lacks as a whole then, and the call is made again.
  */
-export const addressOf = (prefix: string, cluster: boolean, session: string, id = session): Address => {
+export const addressOf = (prefix: string, cluster: boolean, id: string): Address => {
   const key = `${prefix}sessions`
-  const declared = cluster
-    ? ["due", "floor", `own:${session}`, `mail:${session}`, "absent"].map((name) => prefix + name)
-    : []
+  const declared = cluster ? [`${prefix}absent`] : []
   return {
     key,
     sessions: bulk(key),

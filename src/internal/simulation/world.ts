@@ -56,7 +56,7 @@ const described = (order: Order): string => {
   if (order.is === "command") return `${order.command} ${order.args.join(" ").slice(0, most)}`
   const words = wordsOf(order.call)
   const keys = words.slice(1, 1 + Number(words[0])).map((key) => key.slice(key.indexOf("}:") + 2))
-  const resources = keys.filter((key) => !/^(sessions|due|floor|libraries|absent|own:.*|mail:.*)$/s.test(key))
+  const resources = keys.filter((key) => !/^(sessions|absent)$/.test(key))
   return [...verbsOf(order), ...resources.length === 0 ? [] : ["of", resources.join(", ").slice(0, most)]].join(" ")
 }
 
