@@ -1,6 +1,6 @@
 import { Context, Effect, Schedule, Schema, type Scope, Stream } from "effect"
 import type * as Lockstep from "../../../src/index.ts"
-import type { Client, Log } from "../client.ts"
+import type { Client, Request } from "../client.ts"
 import {
   batchName,
   bodyOf,
@@ -86,12 +86,7 @@ const open = ({ Batch, Flow, Queue }: typeof Lockstep, keep: number, onFailure: 
     return { ...found, queues: [left, right] }
   })
 
-const follow = <A, E, R>(client: Client, key: string, verb: string, use: (log: Log) => Effect.Effect<A, E, R>) =>
-  client.follow({ kind: `flow ${verb}`, key, weight: 1, wait: false }, use)
-
-/** What may be interrupted at any moment. */
-const pursue = <A, E, R>(client: Client, key: string, verb: string, use: (log: Log) => Effect.Effect<A, E, R>) =>
-  client.pursue({ kind: `flow ${verb}`, key, weight: 1, wait: false }, use)
+const about = (key: string, verb: string): Request => ({ kind: `flow ${verb}`, key, weight: 1, wait: false })
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Work
@@ -108,7 +103,7 @@ const handled = (client: Client, body: string) =>
       : kind === "job"
       ? { key: batchName, plan: filesOf(run).plans[node]! }
       : { key: kind === "undo" ? flowName : batchName, plan: "plain" }
-    return follow(client, key, "handle", ({ step, tell }) =>
+    return client.follow(about(key, "handle"), ({ step, tell }) =>
       Effect.gen(function*() {
         tell("handles", run, node, kind, id, offeredAt.epochMilliseconds, ...inputs)
         for (let left = plan === "long" ? 10 + client.random() * 40 : 2; left > 0; left--) {
@@ -146,7 +141,7 @@ const fillOf = (turn: number): string => `fill ${turn}`
 
 /** Records what a run has come to, and what has become of its nodes. */
 const awaited = (client: Client, flow: Flow, id: string) =>
-  pursue(client, flowName, "await", ({ tell }) => {
+  client.pursue(about(flowName, "await"), ({ tell }) => {
     tell("awaits", id)
     const run = flow.attach(id)
     const result = run.await.pipe(
@@ -172,7 +167,7 @@ const awaited = (client: Client, flow: Flow, id: string) =>
   })
 
 const cancelling = (client: Client, flow: Flow, id: string) =>
-  pursue(client, flowName, "cancel", ({ tell }) => {
+  client.pursue(about(flowName, "cancel"), ({ tell }) => {
     tell("cancels", id)
     return Effect.map(flow.attach(id).cancel, (found) => tell("cancelled", found ? 1 : 0))
   }).pipe(Effect.catchIf(({ reason }) => reason._tag === "RunUnknown", () => Effect.void))
@@ -182,7 +177,7 @@ const running = (client: Client, { flow }: Open) =>
   Effect.gen(function*() {
     const id = runOf(turnOf(client))
     if (client.random() < 0.7) {
-      yield* pursue(client, flowName, "start", ({ tell }) => {
+      yield* client.pursue(about(flowName, "start"), ({ tell }) => {
         tell("starts", id)
         return Effect.map(flow.start(id, { id }), () => tell("begun", id))
       })
@@ -197,7 +192,7 @@ const running = (client: Client, { flow }: Open) =>
 
 /** Adds all jobs of a batch: those that are there already are left out. */
 const filled = (client: Client, batch: Batch, id: string, part: number) =>
-  pursue(client, batchName, "fill", ({ tell }) =>
+  client.pursue(about(batchName, "fill"), ({ tell }) =>
     Effect.gen(function*() {
       const { plans, seals } = filesOf(id)
       tell("starts", id)
@@ -221,7 +216,7 @@ const filled = (client: Client, batch: Batch, id: string, part: number) =>
     }))
 
 const finished = (client: Client, batch: Batch, id: string) =>
-  pursue(client, batchName, "await", ({ tell }) => {
+  client.pursue(about(batchName, "await"), ({ tell }) => {
     tell("awaits", id)
     return batch.attach(id).await.pipe(
       Effect.map(({ done, jobs }) => tell("result", id, "done", done, jobs)),
@@ -273,7 +268,7 @@ const ended = (client: Client, flow: Flow, id: string) =>
     const awaiting = Effect.timeoutOption(Effect.retry(awaited(client, flow, id), again), longest(client))
     yield* awaiting
     if (yield* over) return true
-    yield* pursue(client, flowName, "retry", ({ tell }) => {
+    yield* client.pursue(about(flowName, "retry"), ({ tell }) => {
       tell("retries", id)
       return flow.attach(id).retry
     }).pipe(Effect.ignore)
@@ -294,7 +289,7 @@ const sealed = (client: Client, batch: Batch, id: string) =>
     yield* Effect.ignore(filled(client, batch, id, 1))
     const first = yield* awaiting
     if (first._tag === "Some") return true
-    yield* pursue(client, batchName, "cancel", ({ tell }) => {
+    yield* client.pursue(about(batchName, "cancel"), ({ tell }) => {
       tell("cancels", id)
       return batch.attach(id).cancel
     }).pipe(Effect.ignore)
@@ -362,7 +357,7 @@ export const flow: Workload = {
       )
       yield* settled(client, opened, first)
       // For the checks of the batch.
-      yield* follow(client, batchName, "settled", () => Effect.void)
+      yield* client.follow(about(batchName, "settled"), () => Effect.void)
     }))
   },
   check: conducted,

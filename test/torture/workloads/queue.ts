@@ -1,6 +1,6 @@
 import { Cron, Effect, Option, Schedule, Schema, type Scope, Stream } from "effect"
 import type * as Lockstep from "../../../src/index.ts"
-import type { Client, Log } from "../client.ts"
+import type { Client, Log, Request } from "../client.ts"
 import {
   bounded,
   kept,
@@ -49,20 +49,13 @@ const open = (client: Client, { name, limits, ...shape }: Shape): Effect.Effect<
 export const forever = <E, R>(effect: Effect.Effect<unknown, E, R>) =>
   effect.pipe(Effect.catch(() => Effect.sleep(100)), Effect.forever, Effect.forkScoped)
 
-export const follow = <A, E, R>(
-  client: Client,
-  queue: Queue,
-  verb: string,
-  use: (log: Log) => Effect.Effect<A, E, R>
-) => client.follow({ kind: `queue ${verb}`, key: queue.name, weight: 1, wait: false }, use)
-
-/** What may be interrupted at any moment. */
-export const pursue = <A, E, R>(
-  client: Client,
-  queue: Queue,
-  verb: string,
-  use: (log: Log) => Effect.Effect<A, E, R>
-) => client.pursue({ kind: `queue ${verb}`, key: queue.name, weight: 1, wait: false }, use)
+/** What is asked of a queue. */
+export const about = (queue: Queue, verb: string): Request => ({
+  kind: `queue ${verb}`,
+  key: queue.name,
+  weight: 1,
+  wait: false
+})
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Work
@@ -84,7 +77,7 @@ const keeping = ({ step, tell }: Log, { checkpoint, checkpointed }: Job) =>
 
 /** Handles a job as its plan says. That it is done is recorded before the worker acknowledges it. */
 const handled = (client: Client, queue: Queue, value: string, job: Job, run: number) =>
-  follow(client, queue, "handle", (log) =>
+  client.follow(about(queue, "handle"), (log) =>
     Effect.gen(function*() {
       const { step, tell } = log
       // Tokens are times of Redis, and a round runs on one machine.
@@ -118,7 +111,7 @@ const handled = (client: Client, queue: Queue, value: string, job: Job, run: num
 
 /** Handles a job of a schedule. */
 const ticked = (client: Client, queue: Queue, { id, schedule }: Job) =>
-  follow(client, queue, "tick", ({ tell }) =>
+  client.follow(about(queue, "tick"), ({ tell }) =>
     Effect.sync(() => {
       const { name, tick } = Option.getOrThrow(schedule)
       tell("ticks", name, id, tick.epochMilliseconds, client.clock.wall() * 1000 - client.clock.micros())
@@ -170,11 +163,11 @@ export const running = (
     yield* leaves && drains ? pool.drain : pool.await
   }).pipe(
     // Redis refuses to drain it, or to let it join one of several shards while jobs of the first come already.
-    Effect.tapError(() => follow(client, queue, "failed", ({ tell }) => Effect.sync(() => tell("failed", run)))),
+    Effect.tapError(() => client.follow(about(queue, "failed"), ({ tell }) => Effect.sync(() => tell("failed", run)))),
     Effect.scoped
   )
   if (!leaves) return working
-  return follow(client, queue, "run", ({ tell }) =>
+  return client.follow(about(queue, "run"), ({ tell }) =>
     Effect.raceFirst(
       working,
       Effect.flatMap(Effect.sleep(stays), () => {
@@ -210,7 +203,7 @@ export const told = ({ tell }: Log, [value, { attempts = workerAttempts, delay =
 const isUncertain = (error: Lockstep.Queue.QueueError | Refusal): boolean => error.reason._tag === "OfferUncertain"
 
 export const offering = (client: Client, queue: Queue, wishes: ReadonlyArray<Wish>) =>
-  pursue(client, queue, "offer", (log) => {
+  client.pursue(about(queue, "offer"), (log) => {
     for (const wish of wishes) told(log, wish)
     const byValue = new Map(wishes)
     const [[value, options]] = wishes as [Wish]
@@ -252,7 +245,7 @@ const concluded = (
   )
 
 export const executing = (client: Client, queue: Queue, [value, { result: _, ...options }]: Wish) => {
-  const executed = pursue(client, queue, "execute", (log) => {
+  const executed = client.pursue(about(queue, "execute"), (log) => {
     told(log, [value, options])
     return concluded(log, value, "", queue.execute(value, options))
   })
@@ -260,7 +253,7 @@ export const executing = (client: Client, queue: Queue, [value, { result: _, ...
 }
 
 export const cancelling = (client: Client, queue: Queue, id: string) =>
-  pursue(client, queue, "cancel", ({ tell }) => {
+  client.pursue(about(queue, "cancel"), ({ tell }) => {
     tell("cancels", id)
     return Effect.map(queue.job(id).cancel, (found) => tell("cancelled", found ? 1 : 0))
   })
@@ -313,7 +306,7 @@ const producer = (client: Client, queue: Queue) => {
       // Some ask when it has ended.
       if (random() < 0.5) yield* Effect.sleep(random() * 300)
       if (random() < 0.5) {
-        yield* pursue(client, queue, "result", (log) => concluded(log, own, id, queue.job(id).result()))
+        yield* client.pursue(about(queue, "result"), (log) => concluded(log, own, id, queue.job(id).result()))
       }
     } else if (way < 0.7) {
       // While its handler ends, no other job of its group begins.
@@ -353,7 +346,7 @@ const orderly = (client: Client, queue: Queue) => {
 // ---------------------------------------------------------------------------------------------------------------------
 
 const pausing = (client: Client, queue: Queue) => {
-  const turned = (verb: "pause" | "resume") => pursue(client, queue, verb, () => queue[verb])
+  const turned = (verb: "pause" | "resume") => client.pursue(about(queue, verb), () => queue[verb])
   const resumed = turned("resume").pipe(Effect.retry(Schedule.spaced(100)))
   return Effect.gen(function*() {
     yield* Effect.sleep(50 + client.random() ** 3 * 4000)
@@ -368,7 +361,7 @@ const pausing = (client: Client, queue: Queue) => {
 /** Reads the dead letters, and replays or discards some of the first, if that is wanted. */
 export const letters = (client: Client, queue: Queue, known: Set<string>, operates: boolean) =>
   Effect.gen(function*() {
-    const found = yield* pursue(client, queue, "letters", ({ tell }) =>
+    const found = yield* client.pursue(about(queue, "letters"), ({ tell }) =>
       Effect.map(Stream.runCollect(queue.deadLetters), (all) => {
         for (const { attempts, body, crashes, id, letter, reason } of all) {
           if (known.has(letter)) {
@@ -389,10 +382,9 @@ export const letters = (client: Client, queue: Queue, known: Set<string>, operat
           tickOf(name) === JSON.parse(body)
         )
       ) {
-        yield* pursue(client, queue, "replay", ({ tell }) => {
+        yield* client.pursue(about(queue, "replay"), ({ tell }) => {
           tell("replays", letter, JSON.parse(body) as string)
-          return Effect.map(queue.replay([letter]), (count) =>
-            tell("replayed", count))
+          return Effect.map(queue.replay([letter]), (count) => tell("replayed", count))
         })
       } else if (way < 0.6) {
         yield* queue.discard([letter])

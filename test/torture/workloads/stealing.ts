@@ -4,14 +4,13 @@ import type { Client, Request } from "../client.ts"
 import { dealt, deques, keepers, keys, mostKept, placed } from "../stealing.ts"
 import { fibers, lives, type Workload } from "../workload.ts"
 import {
+  about,
   cancelling,
   decided,
   executing,
-  follow,
   forever,
   letters,
   offering,
-  pursue,
   type Queue,
   running,
   schemas,
@@ -54,7 +53,7 @@ const growing: typeof decided = (client, queue, value, run) => {
   const grown = client.random() < 0.5
     ? offering(client, queue, wishes)
     : Effect.forEach(wishes, ([own, options]) =>
-      pursue(client, queue, "offer", (log) => {
+      client.pursue(about(queue, "offer"), (log) => {
         told(log, [own, options])
         return queue.followUp(own, options)
       }))
@@ -181,7 +180,7 @@ const dealing = (client: Client, queue: Stealing) => {
 const keeping = (client: Client, worker: string) =>
   Effect.gen(function*() {
     const queue = yield* open(client, keepers, worker, { keep: mostKept })
-    return yield* follow(client, queue, "stand", ({ tell }) =>
+    return yield* client.follow(about(queue, "stand"), ({ tell }) =>
       Effect.gen(function*() {
         yield* taking(client, queue)
         tell("stands", worker)
