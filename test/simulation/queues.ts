@@ -61,8 +61,7 @@ export class Queues {
 
   /** A request is executed, or refused. */
   heard(order: Order): void {
-    // In whole microseconds, as Redis is told it: a session may end at this very moment.
-    this.#latest = Math.max(this.#latest, Math.round(this.#server().now * 1000) / 1000)
+    this.#latest = Math.max(this.#latest, this.#server().now)
     if (order.is === "call" && isQueueing.test(order.call.text)) this.#calls.push(order)
   }
 

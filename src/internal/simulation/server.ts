@@ -72,9 +72,9 @@ export class Server {
     this.#now = now
   }
 
-  /** Milliseconds since the epoch. */
+  /** Milliseconds since the epoch: Redis's clock counts whole microseconds. */
   get now(): number {
-    return this.#now() - this.behind
+    return Math.round((this.#now() - this.behind) * 1000) / 1000
   }
 
   forgetLibrary(): void {
