@@ -14,7 +14,7 @@ import type { Message } from "./wire.ts"
 const maxAttempts = 10
 // The partition has something to do at once, and what that is could not be done: not more often than this, in ms.
 const shortestPause = 20
-// So much may a timer be early, in ms: clocks that are not equally fast differ in what they count last.
+// A timer may be early by so much, in ms: it is what the rounding of times comes to.
 const tooEarly = 0.01
 
 const renewal: Message = { verb: "session.renew", args: [] }
