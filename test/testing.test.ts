@@ -160,6 +160,18 @@ it("the checks find two holders at once, and distinguish that from what Redis fo
   assert.deepStrictEqual(found(linearizable(holds, 1, run)), ["linearizable"])
 })
 
+it("many that wait for the same time, and share, are judged in no time", () => {
+  const tally = { exposures: [], undecided: 0 }
+  // Five at a time.
+  const holds = Array.from({ length: 100 }, (_, at) => {
+    const entered = 1000 + Math.floor(at / 5) * 20
+    return hold({ asked: at, entered, steps: [entered + 10], left: entered + 10, ended: entered + 19 })
+  })
+  assert.deepStrictEqual(found(linearizable(holds, 5, { ...run, tally })), [])
+  assert.deepStrictEqual(found(linearizable(holds, 4, { ...run, tally })), ["linearizable"])
+  assert.strictEqual(tally.undecided, 0)
+})
+
 it("the checks forgive one late step after a loss, and no second one", () => {
   const next = hold({ asked: 5, entered: 60, steps: [70], left: 90, ended: 95 })
   const late = (steps: Array<number>) => hold({ asked: 0, steps, left: undefined, ended: 100, outcome: "lost expired" })
