@@ -19,7 +19,7 @@
  * - While Redis is away, `add`, `get` and `reset` fail after the coordinator's `requestTimeout`. An `add` that failed with
  *   `Timeout` may be executed all the same.
  * - A subscriber that falls more than 1,024 changes behind misses the oldest. After a loss of the session it goes on with the
- *   present value; while a slot of a cluster migrates, it may do so too. `conflate` shows a slow subscriber only the latest.
+ *   present value. `conflate` shows a slow subscriber only the latest.
  * - Subscribers observe that a counter has expired within a third of the coordinator's lease.
  *
  * **Example** (What all processes have done)

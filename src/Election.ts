@@ -18,7 +18,7 @@
  * - This is a lease: see `Lease` for what it cannot promise. A write that must not come from a former leader has to carry the
  *   term and be checked where it is written.
  * - An observer whose own session is lost sees the state when it has a new session, and not what happened meanwhile. Until
- *   then the last state that it saw stays: `leader` asks Redis. While a slot of a cluster migrates, it may miss changes too.
+ *   then the last state that it saw stays: `leader` asks Redis.
  * - A leader whose connection is lost leads on until its lease ends: watch `Coordinator.changes` for `suspended` in order to step
  *   down before.
  * - A candidate waits for as long as the `wait` of its coordinator, if that has one: say `wait` in order to stand by for

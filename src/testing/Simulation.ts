@@ -78,7 +78,7 @@ import * as Redis from "../Redis.ts"
  *
  * - `cut`: a connection breaks. Requests and replies under way on it are lost, and the requests may be executed later.
  * - `lost requests`, `lost replies`: a connection is half-open in one direction.
- * - `lost event`: an event does not reach the mailbox of its session, as when a slot migrates.
+ * - `lost event`: an event does not reach the mailbox of its session.
  * - `crash`: a process ends at once, and another one starts in its place.
  * - `pause`: a process stands still for 50 milliseconds to 5 seconds.
  * - `interrupt`: something is interrupted that is `interruptible`.

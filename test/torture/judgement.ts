@@ -135,8 +135,7 @@ export const judge = (evidence: Evidence): Judgement => {
   const run: Run = {
     lease,
     forgets: injected.filter(({ fault }) => fault.forgets),
-    // A script cannot reach the mailbox of another session while only one of the servers has it.
-    undelivered: injected.filter(({ fault: { name } }) => name === "slot migration" || name === "lost event"),
+    undelivered: injected.filter(({ fault: { name } }) => name === "lost event"),
     disturbed: disturbances(evidence),
     jumped: injected.some(({ fault }) => fault.name === "clock jump"),
     lost: new Map(lost.map(([name, events]) => [name, events.map(({ at }) => at)])),

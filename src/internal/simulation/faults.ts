@@ -106,7 +106,7 @@ const strikes = {
   "lost replies": ofWire(noticed, (wire) => {
     wire.mute = true
   }),
-  /** An event does not reach the mailbox that it was posted to, as when a slot moves. */
+  /** An event does not reach the mailbox that it was posted to. */
   "lost event": async (scene) => {
     const { world } = scene
     const unread = world.processes.filter(({ crashed }) => !crashed).flatMap((process) =>
