@@ -160,8 +160,11 @@ local function makeGroup(ctx, topic, name, from, ordered, epoch)
   end
   if not index then return nil end
   if from == '' then from = eventId(topic) end
-  -- It misses what was removed behind an event that it is to begin after.
+  -- It misses what was removed behind an event that it is to begin after. One that is not there, though earlier ones are, is lost.
   local last = numberOf(from)
+  if last and (timeOf(from) > topic.stamp or timeOf(from) == topic.stamp and last > topic.number) then
+    from, last = eventId(topic), topic.number + 1
+  end
   if not startGroup(topic, name, from) then from, epoch, last = resumeGroup(topic, name), 0, nil end
   local before = call('XREVRANGE', topic.entries, from, '-', 'COUNT', 1)[1]
   local oldest = not before and oldestEvent(topic)
@@ -170,7 +173,7 @@ local function makeGroup(ctx, topic, name, from, ordered, epoch)
     cursor = before and numberOf(before[1]) or oldest and numberOf(oldest[1]) - 1 or topic.number,
     stamp = before and timeOf(before[1]) or 0, epoch = epoch, drained = epoch, made = ctx.now
   }
-  group.first, group.missed = group.cursor + 1, math.max(0, group.cursor - (last or group.cursor))
+  group.first, group.missed = group.cursor + 1, last and (last > group.cursor and -1 or group.cursor - last) or 0
   topic.loaded[index], topic.groups = group, math.max(topic.groups, tonumber(index))
   call('HSET', topic.key, 'G' .. name, index, 'N' .. index, name)
   return group

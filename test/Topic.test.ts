@@ -374,6 +374,47 @@ layer(TestServer.layer, live)("a topic", (it) => {
         assert.deepInclude(event, { _tag: "Event", value: 1 })
       })))
 
+  it.effect("a group that begins behind a lost event hears of that, and of all later events", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const heard = Effect.fnUntraced(function*(topic: Topic.Topic<number>, after: string, published: Array<number>) {
+          const found: Array<number | string> = []
+          const hear = ({ acknowledge, element }: Topic.Delivery<number>) => {
+            found.push(
+              element._tag === "Event" ? element.value : element._tag === "Gap" ? element.reason : element._tag
+            )
+            return acknowledge
+          }
+          const group = topic.consume({ group: "g", from: { after } }).pipe(Stream.runForEach(hear))
+          const fiber = yield* Effect.forkChild(group)
+          yield* eventually(Effect.map(topic.state, ({ groups }) => assert.strictEqual(groups[0]?.members, 1)))
+          for (const value of published) yield* topic.publish(value)
+          yield* eventually(Effect.sync(() => assert.strictEqual(found.at(-1), published.at(-1))))
+          yield* Fiber.interrupt(fiber)
+          return found
+        })
+        // Its time has not come.
+        const topic = yield* on(a!, make())
+        yield* topic.publish(0)
+        const ahead = `${Date.now() + 60_000}-1`
+        assert.deepStrictEqual(yield* heard(topic, ahead, [1, 2]), ["lost", 1, 2])
+        // Its topic was forgotten.
+        const open = Topic.make({ name: "forgotten", schema: Schema.Number })
+        const last = yield* Effect.scoped(on(
+          a!,
+          Effect.gen(function*() {
+            const former = yield* open
+            const published = yield* former.publishAll(upTo(5))
+            yield* former.purge
+            return published.at(-1)!
+          })
+        ))
+        const anew = yield* on(a!, open)
+        yield* Effect.addFinalizer(() => Effect.orDie(Effect.andThen(anew.forget("g"), anew.purge)))
+        yield* anew.publishAll([10, 11])
+        assert.deepStrictEqual(yield* heard(anew, last.id, [12]), ["lost", 10, 11, 12])
+      })))
+
   it.effect("refuses what has no JSON, and keeps events for longer than since 1970", () =>
     several(1, ([a]) =>
       Effect.gen(function*() {
