@@ -219,8 +219,8 @@ local function startJobs(stream)
   if type(made) == 'table' and made.err and not find(made.err, 'BUSYGROUP', 1, true) then error(made) end
 end
 
-local function pendingOf(stream, count, consumer)
-  return tryGroup('XPENDING', stream, JOBS, '-', '+', count, consumer) or {}
+local function pendingOf(stream, count, consumer, from)
+  return tryGroup('XPENDING', stream, JOBS, from or '-', '+', count, consumer) or {}
 end
 
 local function fieldOf(fields, name)

@@ -69,20 +69,26 @@ handlers['queue.join'] = function(ctx, key, id, decided, limit, spacing, burst, 
   return reply('joined', queue.shards, queue.plans > 0, extend.hasErrands(ctx, key), math.max(before.decided, decided), queue.window)
 end
 
--- The jobs that a worker has in hand, as `describedJob` describes them, and those of them that were cancelled.
+-- The jobs that a worker has in hand, as `describedJob` describes them, and those of them that were cancelled. All of them: those that are
+-- not named are taken for cancelled ones by the worker.
 local function inHandOf(queue, claim)
   local items, cancelled = {}, {}
   for _, letter in ipairs(EVERY_LETTER) do
-    for _, pending in ipairs(pendingOf(queue[letter], MOST.credit, consumerOf(letter, claim))) do
-      local fields = entryAt(queue[letter], pending[1])
-      if fields then
-        local job = letter .. pending[1]
-        if queue.notes > 0 then reviseFields(fields, noteOf(queue, 'b' .. job), noteOf(queue, 'k' .. job)) end
-        items[#items + 1] = describedJob(letter, pending[1], text(pending[4]), fields)
-      else
-        cancelled[#cancelled + 1] = letter .. pending[1]
+    local consumer, page, from = consumerOf(letter, claim), nil, nil
+    repeat
+      page = pendingOf(queue[letter], MOST.credit, consumer, from)
+      for _, pending in ipairs(page) do
+        local fields = entryAt(queue[letter], pending[1])
+        if fields then
+          local job = letter .. pending[1]
+          if queue.notes > 0 then reviseFields(fields, noteOf(queue, 'b' .. job), noteOf(queue, 'k' .. job)) end
+          items[#items + 1] = describedJob(letter, pending[1], text(pending[4]), fields)
+        else
+          cancelled[#cancelled + 1] = letter .. pending[1]
+        end
+        from = '(' .. pending[1]
       end
-    end
+    until #page < MOST.credit
   end
   return items, cancelled
 end

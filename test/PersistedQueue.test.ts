@@ -10,7 +10,7 @@ import type { Argument, Event } from "./programs/taker.ts"
 import { elapsed } from "./support/awake.ts"
 import { eventually, realSleep } from "./support/eventually.ts"
 import { freshNamespace, type Node, node, TestServer } from "./support/live.ts"
-import { lose, on, pending, promptly, several } from "./support/several.ts"
+import { channelOf, lose, missed, on, pending, promptly, several } from "./support/several.ts"
 
 const live = { excludeTestServices: true, timeout: "60 seconds" } as const
 
@@ -407,4 +407,24 @@ layer(TestServer.layer, live)("a persisted queue", (it) => {
           }
         }
       })))
+
+  it.effect("has the elements of a thousand takers and more in hand, also when it has missed events", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const { queue, shows } = yield* make(a!)
+        const count = 1100
+        const gate = Deferred.makeUnsafe<void>()
+        let begun = 0
+        const take = queue.take(() => Effect.andThen(Effect.sync(() => begun++), Deferred.await(gate)))
+        const takers = yield* Effect.forkChild(
+          Effect.forEach(upTo(count), () => take, { concurrency: "unbounded", discard: true })
+        )
+        yield* Effect.forEach(upTo(count), (value) => queue.offer(value), { concurrency: 50, discard: true })
+        yield* eventually(Effect.sync(() => assert.strictEqual(begun, count)))
+        missed(a!)
+        yield* eventually(Effect.sync(() => assert.isTrue(channelOf(a!).outbox.isIdle)))
+        yield* shows({ active: count, completed: 0 })
+        yield* Fiber.interrupt(takers)
+        yield* shows({ active: 0, completed: 0, waiting: count })
+      }), { lease: "9 seconds", margin: "1 second" }))
 })

@@ -5,7 +5,7 @@ import { Metrics, Queue } from "../src/index.ts"
 import { behindLine } from "./support/behindLine.ts"
 import { eventually, realSleep } from "./support/eventually.ts"
 import { node, TestServer } from "./support/live.ts"
-import { isPending, lose, on, pending, promptly, several } from "./support/several.ts"
+import { channelOf, isPending, lose, missed, on, pending, promptly, several } from "./support/several.ts"
 
 const live = { excludeTestServices: true, timeout: "60 seconds" } as const
 
@@ -367,6 +367,38 @@ layer(TestServer.layer, live)("a pool", (it) => {
         const error = yield* promptly(Effect.flip(pool.await), "the end of the pool")
         assert.strictEqual(error.reason._tag, "CoordinatorClosed")
         yield* promptly(pool.shutdown(), "its end")
+      })))
+
+  it.effect("keeps a job until its handler has ended, also when events of it are lost while it shuts down", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make())
+        const other = yield* on(b!, make())
+        const [begun, stopped, closing] = [0, 0, 0].map(() => Deferred.makeUnsafe<void>())
+        const seen: Array<string> = []
+        const running = yield* Effect.forkChild(queue.run(() =>
+          Effect.ensuring(
+            Effect.andThen(Deferred.succeed(begun!, undefined), Effect.never),
+            Effect.gen(function*() {
+              yield* Deferred.succeed(stopped!, undefined)
+              yield* Deferred.await(closing!)
+              seen.push("ends")
+            })
+          )
+        ))
+        yield* queue.offer(1)
+        yield* Deferred.await(begun!)
+        yield* Effect.forkChild(other.run(() => Effect.sync(() => void seen.push("begins"))))
+        yield* shows(other, { workers: 2 })
+        const stopping = yield* Effect.forkChild(Fiber.interrupt(running))
+        yield* Deferred.await(stopped!)
+        missed(a!)
+        yield* eventually(Effect.sync(() => assert.isTrue(channelOf(a!).outbox.isIdle)))
+        yield* shows(other, { active: 1, waiting: 0 })
+        assert.deepStrictEqual(seen, [])
+        yield* Deferred.succeed(closing!, undefined)
+        yield* Fiber.join(stopping)
+        yield* eventually(Effect.sync(() => assert.deepStrictEqual(seen, ["ends", "begins"])))
       })))
 
   it.effect("reports a handler that ignores its interruption, and gives its slot to another job", () =>

@@ -185,7 +185,9 @@ class Worker<R> extends Member implements Crew, Seat {
         if (task.delivery <= sent && !found.has(task.key)) this.#abandon(task)
       }
       for (const [at, raw] of jobs.entries()) {
-        if (!this.#working.has(raw[0]) && !told.has(raw[0])) this.#begin(raw, token + at, sent)
+        // A handler that was interrupted may be at its end: the job returns to the queue behind that.
+        if (this.#working.has(raw[0]) || this.#ending.has(raw[0]) || told.has(raw[0])) continue
+        this.#begin(raw, token + at, sent)
       }
       this.#notify()
       this.#slots?.look()
