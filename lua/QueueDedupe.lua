@@ -40,6 +40,11 @@ extend.duplicated = function(ctx, queue, wish, body)
   wish.behind, wish.w = job, text(FOREVER)
 end
 
+-- The job that one is to be kept behind can have expired since, when there was to be room for it.
+extend.checkBehind = function(queue, wish)
+  if not jobHere(queue, wish.behind) then wish.behind, wish.w = nil, nil end
+end
+
 -- A job was stored.
 extend.placed = function(ctx, queue, wish, job)
   local mode, id = match(wish.q, '^(.)(.*)$')

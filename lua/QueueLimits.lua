@@ -8,7 +8,8 @@
 -- `overflow` of the record says it: an offer waits, fails, or is stored in the place of the oldest job of the lowest level.
 -- Members whose jobs wait stand in a line, in the field `f`: their claims. `queued` counts them, and `told` is 1 when the first
 -- member was told of room. While there is a line, only the first member stores anything; then it goes to the end.
--- Blocked jobs take no room and are stored whatever the length; `apart` counts those of a call.
+-- Blocked jobs take no room. They are stored whatever the length, as are jobs that would be blocked, had the jobs before them not ended:
+-- `apart` counts those of a call for which there was no room, or that took none.
 -- `offered` counts the other jobs that offers have stored in a call. No more than these make others go: jobs that are returned, replayed
 -- or unblocked wait beyond the length. A lower length than before makes all go that are beyond it, over several calls.
 

@@ -140,11 +140,13 @@ local function storeJobs(ctx, queue, values, shapes, claim)
         if wish.p then holdAll(queue, holding) end
         local unknown = wish.p and extend.precede(ctx, queue, wish)
         local blocked = wish.p and not unknown and extend.isBlocked(wish)
-        -- It takes no room, and cannot wait for any: the jobs before it would not be known any more.
-        if blocked then last, queue.apart = last + 1, queue.apart + 1 end
+        local fits = blocked or unknown or hasRoom()
+        -- It cannot wait for room: the jobs before it would not be known any more.
+        if wish.p and not unknown and (blocked or not fits) then fits, last, queue.apart = true, last + 1, queue.apart + 1 end
+        if wish.behind then extend.checkBehind(queue, wish) end
         if unknown then
           known[#known + 1] = '[' .. text(place) .. ',3,' .. text(unknown) .. ']'
-        elseif not blocked and not hasRoom() then
+        elseif not fits then
           known[#known + 1] = extend.refusal(queue, place)
         else
           added = added + 1

@@ -676,6 +676,23 @@ layer(TestServer.layer, live)("jobs of the queue actor", (it) => {
       assert.deepStrictEqual(await states(), ["gone", "delayed", "gone", "gone"])
     }))
 
+  it.effect("are not kept behind a job that expires in the same call", () =>
+    alone(async ({ join, look, offer, offers, passed, send, work }) => {
+      await work(1)
+      // It is to be attempted again, and expires.
+      const first = await offer("1e800q2", "kx")
+      await send("worker", "queue.retry", ["w", first, 0, "1", 0])
+      // More of them expire than one call removes.
+      await offers(Array.from({ length: 300 }, () => "1e500"))
+      await send("producer", "queue.slow", ["", 700])
+      await send("worker", "queue.credit", ["w", 5, ""])
+      await join({ length: 1, overflow: 1 })
+      await passed(900)
+      const next = await offer("1q2", "kx", 2)
+      assert.deepStrictEqual(await look("queue.status", [first]), ["missing"])
+      assert.deepStrictEqual(await look("queue.status", [next]), ["status", "active", 1])
+    }))
+
   it.effect("that were rescheduled are drained as delayed ones", () =>
     alone(async ({ look, offer, send }) => {
       const job = await offer("1")

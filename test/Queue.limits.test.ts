@@ -220,6 +220,24 @@ layer(TestServer.layer, live)("a queue of a length", (it) => {
         assert.strictEqual((yield* queue.state).waiting, 1)
       })))
 
+  for (const onFull of ["wait", "fail"] as const) {
+    it.effect(`takes a job beyond its length that runs after one that has ended: ${onFull}`, () =>
+      several(1, ([a]) =>
+        Effect.gen(function*() {
+          const queue = yield* on(a!, limited(1, onFull))
+          const { id } = yield* queue.offer(1, { result: true })
+          const worker = yield* working(queue)
+          yield* queue.job(id).result()
+          yield* worker.stop
+          yield* queue.offer(2)
+          yield* promptly(queue.offer(3, { after: [id] }), "the job")
+          yield* shows(queue, { waiting: 2 })
+          // There is no room for others, as before.
+          const full = yield* Effect.forkChild(Effect.exit(queue.offer(4, { wait: "200 millis" })))
+          assert.isTrue(Exit.isFailure(yield* Fiber.join(full)))
+        })))
+  }
+
   for (const onFull of ["wait", "fail", "dropOldest"] as const) {
     it.effect(`takes blocked jobs beyond its length, and counts them when they can begin: ${onFull}`, () =>
       several(2, ([a, b]) =>
