@@ -258,7 +258,7 @@ export const simulate = async (
         Stream.runForEach(changes, ({ partition, reason = "", to }) =>
           Effect.sync(() => {
             coverage?.entered(process, partition, to)
-            if (to === "lost") record({ event: "lost", reason })
+            if (to === "lost") record({ event: "lost", reason, partition })
           }))
     )
     const work = Effect.forEach(chosen, (workload) => workload.run(client), { concurrency: "unbounded", discard: true })

@@ -283,7 +283,8 @@ const main = async () => {
     const { changes } = yield* lockstep.Coordinator.Coordinator
     yield* Effect.forkScoped(Stream.runForEach(changes, (change) =>
       Effect.sync(() => {
-        if (change.to === "lost") record({ event: "lost", reason: change.reason ?? "" })
+        const { partition, reason = "", to } = change
+        if (to === "lost") record({ event: "lost", reason, partition })
       })))
     Program.emit({ event: "ready" })
     yield* Effect.forEach(chosen, (workload) => workload.run(client), { concurrency: "unbounded", discard: true })

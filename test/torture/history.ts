@@ -29,7 +29,7 @@ export type Event =
   | { readonly event: "write"; readonly id: string; readonly accepted: boolean }
   | { readonly event: "leave"; readonly id: string }
   | { readonly event: "end"; readonly id: string; readonly outcome: Outcome }
-  | { readonly event: "lost"; readonly reason: string }
+  | { readonly event: "lost"; readonly reason: string; readonly partition: number }
 
 /** One request to hold, from the question to the end, in microseconds of the machine's clock. */
 export interface Hold {

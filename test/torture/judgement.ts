@@ -66,15 +66,22 @@ const disturbances = ({ delays, histories, injected }: Evidence): Run["disturbed
 
 /**
  * A process notices a little before Redis that its session expires; or when it goes on, if it was stopped; or it receives that later from
- * Redis. A session that was just opened lasts, so losses that come together are those of several partitions.
+ * Redis. Losses that come together are those of several partitions.
  */
 const expirations = ({ ended: { hung, well }, histories, lease: millis }: Evidence): ReadonlyArray<Span> => {
   const lease = millis * 1000
   return [...histories].flatMap(([name, events]) => {
     const spans: Array<Span> = []
     let first = Number.NEGATIVE_INFINITY
+    const together = new Set<number>()
     for (const event of events) {
-      if (event.event !== "lost" || event.at < first + lease / 2) continue
+      if (event.event !== "lost") continue
+      if (event.at < first + lease / 2 && !together.has(event.partition)) {
+        together.add(event.partition)
+        continue
+      }
+      together.clear()
+      together.add(event.partition)
       first = event.at
       const before = events.findLast(({ at }) => at < first - wakeUp)?.at
       const known = event.reason === "expired" && before !== undefined
