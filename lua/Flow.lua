@@ -9,6 +9,8 @@
 --   f                  the flow, whose errands in this partition go to the conductors
 --   i                  the input, as JSON
 --   g                  the digest of the graph
+--   retry              the last request that has begun it again
+--   asked              the last requests to begin it again, the newest first: each is executed once
 --   o<session>/<id>    a member that hears of every change
 --   a<session>/<id>    a member that hears of the end only
 -- and its nodes, which are numbered from 1 on; 0 is done from the start, and in front of all nodes without predecessors:
@@ -25,7 +27,8 @@
 --   k<place>           nodes that can be compensated, in the order of their ends
 -- The state of a node is the first letter of one of `NODE_COUNTS`. `open` counts the predecessors that have not ended; the verdict is
 -- what edges say so far: 0 it starts, 1 it is skipped, 2 it fails. The generation grows with each retry. Successors and
--- predecessors are counts of chunks. `fatal` is 1 if no edge handles its failure. `undo` is 1 if it can be compensated.
+-- predecessors are counts of chunks. `fatal` is 1 if no edge handles its failure. `undo` is 0 if it cannot be compensated, and otherwise 1;
+-- 2 more for each time that a compensation has failed and the run has begun again since, 1 more if it has failed and the run has not.
 --
 -- All work of a call is bounded: the ends of nodes whose successors are not told yet wait in w, and the alarm goes on with them.
 -- `scan` is the next node of a walk over all nodes, 0 for none: of nodes that are to be stopped, or that are to start again. Before a run
@@ -49,16 +52,16 @@ local FLOW_STEPS, FLOW_CHUNK, FLOW_PAGE, FLOW_BYTES, FLOW_DECODED = 512, 256, 25
 
 local function nodeFrom(line)
   local state, open, verdict, generation, successors, predecessors, fatal, undo =
-    match(line, '^(%a) (%d+) (%d) (%d+) (%d+) (%d+) (%d) (%d)$')
+    match(line, '^(%a) (%d+) (%d) (%d+) (%d+) (%d+) (%d) (%d+)$')
   return {
     state = state, open = tonumber(open), verdict = tonumber(verdict), generation = tonumber(generation),
-    successors = tonumber(successors), predecessors = tonumber(predecessors), fatal = fatal, undo = undo
+    successors = tonumber(successors), predecessors = tonumber(predecessors), fatal = fatal, undo = tonumber(undo)
   }
 end
 
 local function lineOf(node)
   return node.state .. ' ' .. text(node.open) .. ' ' .. text(node.verdict) .. ' ' .. text(node.generation) .. ' '
-    .. text(node.successors) .. ' ' .. text(node.predecessors) .. ' ' .. node.fatal .. ' ' .. node.undo
+    .. text(node.successors) .. ' ' .. text(node.predecessors) .. ' ' .. node.fatal .. ' ' .. text(node.undo)
 end
 
 local function readFlow(ctx, key)
@@ -164,7 +167,12 @@ local function stopNode(ctx, flow, at, node)
     node.state == 'a' and 'true' or 'false')
 end
 
+-- The number of the compensation that is under way, or the next one.
+local function undoOf(node)
+  return floor((node.undo + 1) / 2)
+end
+
 local function undoNode(ctx, flow, at, node)
   local found = call('HMGET', flow.items, 'd' .. at, 'r' .. at)
-  errandFor(ctx, flow, 'undo', at, node, found[1], found[2])
+  errandFor(ctx, flow, 'undo', at, node, found[1], found[2], text(undoOf(node)))
 end

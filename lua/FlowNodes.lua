@@ -107,6 +107,39 @@ handlers['flow.begun'] = function(ctx, key, stamp, node, generation, offered)
   return '["stopping"]'
 end
 
+-- Whether there is a way from a node to one of the others; of a way that is too long to look for it, it is said that there is.
+local function leads(flow, from, others)
+  local list, seen, edges = { from }, {}, 0
+  for at in function() return table.remove(list) end do
+    if others[at] or edges > 16 * FLOW_STEPS then return true end
+    local node = nodeAt(flow, at)
+    for chunk = 0, node.successors - 1 do
+      for successor in string.gmatch(call('HGET', flow.items, 'e' .. at .. '.' .. text(chunk)), '(%d+)%a') do
+        edges = edges + 1
+        if not seen[successor] then seen[successor], list[#list + 1] = true, successor end
+      end
+    end
+  end
+  return false
+end
+
+-- A node that is done again may add new ones behind one that it has added before, which waits: those cannot be before a node that this one
+-- is behind. Answers the name of such a node, if there is one.
+local function cycleOf(flow, added, numbers, known)
+  local others = {}
+  for place, one in ipairs(added) do
+    for _, before in ipairs(known[place] and {} or one[4]) do
+      if known[before] == 'b' then others[numbers[before]] = true end
+    end
+  end
+  if not next(others) then return nil end
+  for place, one in ipairs(added) do
+    for _, name in ipairs(known[place] and {} or one[6]) do
+      if leads(flow, call('HGET', flow.items, 'N' .. name), others) then return name end
+    end
+  end
+end
+
 -- A number for each new node, and the state of those that the node behind them has added before. Answers the name that
 -- stands in the way, if any.
 local function numberNodes(flow, behind, added)
@@ -124,7 +157,7 @@ local function numberNodes(flow, behind, added)
       if state ~= 'b' and not (flow.stop ~= 0 and state == 'c') then return name end
     end
   end
-  return nil, numbers, known, last
+  return cycleOf(flow, added, numbers, known), numbers, known, last
 end
 
 -- The edges from each of the new nodes, and those from the node behind them.
@@ -166,7 +199,7 @@ local function newNode(ctx, flow, behind, at, one, numbers, known, edges)
   local line = concat(edges, ' ')
   local node = {
     state = 'b', open = open, verdict = 0, generation = 0, successors = 0,
-    predecessors = #predecessors > 0 and 1 or 0, fatal = (line == '' or find(line, 'f', 1, true)) and '1' or '0', undo = '0'
+    predecessors = #predecessors > 0 and 1 or 0, fatal = (line == '' or find(line, 'f', 1, true)) and '1' or '0', undo = 0
   }
   call('HSET', flow.items, 'N' .. one[1], at, 'b' .. at .. '.0', concat(predecessors, ' '))
   if behind then call('HSET', flow.items, 'm' .. at, behind) end
@@ -191,6 +224,9 @@ local function addNodes(ctx, flow, behind, from, added)
     end
     local node = known[place] and nodeAt(flow, at) or newNode(ctx, flow, behind, at, one, numbers, known, edges)
     if #edges > 0 then
+      -- All its edges say whether they handle its failure.
+      local handled = not find(concat(edges, ' '), 'f', 1, true)
+      if not handled then node.fatal = '1' elseif node.successors == 0 then node.fatal = '0' end
       call('HSET', flow.items, 'e' .. at .. '.' .. text(node.successors), concat(edges, ' '))
       node.successors = node.successors + 1
     end
@@ -199,20 +235,20 @@ local function addNodes(ctx, flow, behind, from, added)
   flow.nodes = last
   -- The end of the node tells those that it has added, and a replay of it goes on with them.
   if behind and #fresh > 0 then
+    from.fatal = '1'
     call('HSET', flow.items, 'e' .. behind .. '.' .. text(from.successors), concat(fresh, ' '))
     from.successors = from.successors + 1
   end
 end
 
--- The job of a node has ended, or that which compensates it. A node that has succeeded adds nodes behind itself; if one of these does not
+-- The job of a node has ended; or `undo` is the number of its compensation, and not 0. A node that has succeeded adds nodes behind itself; if one of these does not
 -- fit, nothing happens, and this answers its name.
 local function endNode(ctx, flow, node, found, undo, tag, outcome, added)
-  if undo then
-    if flow.state ~= FLOW.undoing or call('HGET', flow.items, 'k' .. text(flow.undos)) ~= node then return end
-    if tag == 'success' then
-      moveNode(flow, node, found, 'x')
-      writeNode(flow, node, found)
-    end
+  if undo > 0 then
+    local isNext = flow.state == FLOW.undoing and call('HGET', flow.items, 'k' .. text(flow.undos)) == node
+    if not isNext or found.undo ~= 2 * undo - 1 then return end
+    if tag == 'success' then moveNode(flow, node, found, 'x') else found.undo = 2 * undo end
+    writeNode(flow, node, found)
     call('HDEL', flow.items, 'k' .. text(flow.undos))
     flow.undos = flow.undos - 1
     return nextUndo(ctx, flow)
@@ -244,26 +280,26 @@ end
 
 -- A job has ended whose subscriber may be a run in this partition. Answers false if a conductor is to tell the run.
 extend.tellRun = function(ctx, name, reference, outcome)
-  local node, generation, undo, stamp, run = match(reference, '^(%d+) (%d+) ([01]) (%d+) (.*)$')
+  local node, generation, undo, stamp, run = match(reference, '^(%d+) (%d+) (%d+) (%d+) (.*)$')
   if not node then return false end
   local known, added = addedIn(outcome)
   local flow = known and loadOther(ctx, 'flow', name .. '/' .. run, loadFlow)
   if not flow then return false end
   local found = flow.stamp == tonumber(stamp) and nodeAt(flow, node)
   if not found or found.generation ~= tonumber(generation) then return true end
-  return not endNode(ctx, flow, node, found, undo == '1', match(outcome, '^%["(%a+)"'), outcome, added)
+  return not endNode(ctx, flow, node, found, tonumber(undo), match(outcome, '^%["(%a+)"'), outcome, added)
 end
 
 -- flow.ended: the job of a node has ended: with the tag of its outcome, and the outcome as JSON. Repeated, it changes nothing. `undo` says
 -- that the job has compensated the node.
 -- keys: all
--- args: stamp number, node string, generation number, undo boolean, tag string, outcome string, added string
+-- args: stamp number, node string, generation number, undo number, tag string, outcome string, added string
 -- reply: ["ended"] | ["refused", name string] | ["missing"]
 handlers['flow.ended'] = function(ctx, key, stamp, node, generation, undo, tag, outcome, added)
   local flow = loadFlow(ctx, key)
   local found = flow and flow.stamp == tonumber(stamp) and nodeAt(flow, node)
   if not found or found.generation ~= tonumber(generation) then return MISSING end
-  local taken = endNode(ctx, flow, node, found, undo == '1', tag, outcome, added ~= '' and cjson.decode(added))
+  local taken = endNode(ctx, flow, node, found, tonumber(undo), tag, outcome, added ~= '' and cjson.decode(added))
   if taken then return reply('refused', taken) end
   return '["ended"]'
 end

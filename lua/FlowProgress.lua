@@ -7,13 +7,15 @@
 -- Progress
 -- -----------------------------------------------------------------------------
 
+local function listUndo(flow, at)
+  flow.undos = flow.undos + 1
+  call('HSET', flow.items, 'k' .. text(flow.undos), at)
+end
+
 -- A node has ended, so its successors have to know.
 local function settleNode(flow, at, node, state)
   moveNode(flow, at, node, state)
-  if state == 'd' and node.undo == '1' then
-    flow.undos = flow.undos + 1
-    call('HSET', flow.items, 'k' .. text(flow.undos), at)
-  end
+  if state == 'd' and node.undo > 0 then listUndo(flow, at) end
   if node.successors > 0 then flow.work[#flow.work + 1] = at .. ' 0' end
 end
 
@@ -28,7 +30,7 @@ end
 
 -- A node that is to be done again waits without knowing for what, and its result is gone. The caller writes the node.
 local function clearNode(flow, at, node)
-  node.generation, node.open, node.verdict = node.generation + 1, 0, 0
+  node.generation, node.open, node.verdict, node.undo = node.generation + 1, 0, 0, math.min(node.undo, 1)
   moveNode(flow, at, node, 'b')
   call('HDEL', flow.items, 'r' .. at)
 end
@@ -106,6 +108,12 @@ local function visitNode(ctx, flow, at, node)
     end
     if state == 'r' or state == 'a' then stopNode(ctx, flow, at, node) end
   elseif flow.phase == PHASE.clear then
+    -- A compensation that has failed is attempted again if the run does not succeed.
+    if state == 'd' and node.undo > 0 and node.undo % 2 == 0 then
+      listUndo(flow, at)
+      node.undo = node.undo + 1
+      return true
+    end
     -- A replay has cleared the nodes that wait; a batch has added those that are ready.
     if state == 'd' or state == 'b' or state == 'r' or state == 'a' then return false end
     clearNode(flow, at, node)

@@ -8,6 +8,9 @@
 -- The whole run
 -- -----------------------------------------------------------------------------
 
+-- Of these requests to begin again, a run remembers that it has executed them.
+local MOST_ASKED = 32
+
 -- flow.cancel: stops a run: nodes that have not begun are cancelled, and the jobs of the others. With an input, only a run that has it;
 -- with a stamp, only that run.
 -- keys: all
@@ -18,7 +21,12 @@ handlers['flow.cancel'] = function(ctx, key, input, stamp)
   local flow = loadFlow(ctx, key)
   if not flow or stamp ~= '0' and tonumber(stamp) ~= flow.stamp then return MISSING end
   if input ~= '' and call('HGET', key, 'i') ~= input then return MISSING end
-  if flow.state == FLOW.loading then endFlow(ctx, flow, FLOW.cancelled) end
+  if flow.state == FLOW.loading then
+    -- Some of its nodes may be missing.
+    call('DEL', ctx.nodes)
+    flow.nodes, flow.blocked = 0, 0
+    endFlow(ctx, flow, FLOW.cancelled)
+  end
   stopFlow(flow, STOP.cancelled)
   stepFlow(ctx, flow)
   -- How it ends may be decided already.
@@ -35,9 +43,10 @@ end
 -- reply: ["retried", state number] | ["done"] | ["active"] | ["unknown", name string] | ["missing"]
 handlers['flow.retry'] = function(ctx, key, retry, names)
   local flow = loadFlow(ctx, key)
-  -- The nodes of a run that was cancelled before its start may be missing.
+  -- A run that was cancelled before its start has no nodes.
   if not flow or flow.started == 0 then return MISSING end
-  if call('HGET', key, 'retry') == retry then return reply('retried', flow.state) end
+  local asked = call('HGET', key, 'asked') or ''
+  if find(asked, retry .. ' ', 1, true) then return reply('retried', flow.state) end
   local found = {}
   if names ~= '' then
     if not isFlowOver(flow) then return '["active"]' end
@@ -48,12 +57,13 @@ handlers['flow.retry'] = function(ctx, key, retry, names)
   elseif flow.state == FLOW.done then
     return '["done"]'
   end
-  call('HSET', key, 'retry', retry)
+  call('HSET', key, 'asked', sub(retry .. ' ' .. asked, 1, MOST_ASKED * (#retry + 1)))
   if flow.state == FLOW.running then
     if flow.scan == 0 then flow.scan, flow.phase = 1, PHASE.again end
   elseif flow.state == FLOW.undoing then
     nextUndo(ctx, flow)
   elseif isFlowOver(flow) then
+    call('HSET', key, 'retry', retry)
     flow.state, flow.stop, flow.faults, flow.fault, flow.ended = FLOW.running, 0, 0, 0, 0
     flow.scan, flow.phase, flow.step, flow.over = 1, names == '' and PHASE.clear or PHASE.mark, 0, false
     -- Of a run that has stopped, what the last nodes would have told their successors.
@@ -108,7 +118,7 @@ local function outcomeOfNode(flow, at)
   return '[' .. found[1] .. ',"' .. sub(found[2], 1, 1) .. '",' .. (found[3] or 'null') .. ']'
 end
 
--- flow.status: the counts, the input, the first node that has failed the run, as `flow.inputs` has it, and nodes from a number on, each with its state and generation; next is 0 at the end
+-- flow.status: the counts, the input, the first node that has failed the run, as `flow.inputs` has it, and nodes from a number on, each with its state, its generation and the number of its compensation; next is 0 at the end
 -- keys: hash, nodes
 -- args: from number
 -- reply: ["status", state number, version number, nodes number, blocked number, ready number, active number, done number, failed number, skipped number, cancelled number, compensated number, expected number, input json, started number, ended number, fault json, next number, page json, stamp number] | ["missing"]
@@ -123,7 +133,7 @@ handlers['flow.status'] = function(ctx, key, from)
   local page, count = pageOfNodes(nodes, 1, function(at)
     local found = call('HMGET', flow.items, 'd' .. at, 'n' .. at)
     local node = nodeFrom(found[2])
-    return '[' .. found[1] .. ',"' .. node.state .. '",' .. text(node.generation) .. ']'
+    return '[' .. found[1] .. ',"' .. node.state .. '",' .. text(node.generation) .. ',' .. text(undoOf(node)) .. ']'
   end)
   local next = first + count - 1
   if next > flow.nodes or #nodes == 0 then next = 0 end

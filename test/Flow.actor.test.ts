@@ -23,6 +23,9 @@ interface Node {
   readonly before: Array<number>
   readonly behind: Array<readonly [node: number, policy: Policy]>
   readonly undo: boolean
+  /** The number of its next compensation, and whether the one before has failed, in a run that has not begun again since. */
+  undoes: number
+  undoFailed: boolean
 }
 
 /** What the actor is to do, at once and without bounds. */
@@ -91,7 +94,14 @@ class Model {
     for (const at of again) for (const [next] of this.nodes[at]!.behind) again.add(next)
     this.order = this.order.filter((at) => !again.has(at))
     for (const [at, node] of this.nodes.entries()) {
-      if (node.state === "d" && !again.has(at)) continue
+      if (node.state === "d" && !again.has(at)) {
+        if (node.undoFailed) {
+          this.order.push(at)
+          Object.assign(node, { undoes: node.undoes + 1, undoFailed: false })
+        }
+        continue
+      }
+      Object.assign(node, { undoes: 1, undoFailed: false })
       Object.assign(node, { state: "b", open: 0, verdict: 0, generation: node.generation + 1 })
     }
     for (const node of this.nodes) {
@@ -106,7 +116,8 @@ class Model {
 const graphOf = (size: number, density: number, next: () => number, undo: boolean): Array<Node> => {
   const nodes: Array<Node> = []
   for (let at = 0; at < size; at++) {
-    nodes.push({ state: "b", open: 0, verdict: 0, generation: 0, before: [], behind: [], undo: undo && next() < 0.5 })
+    const begun = { state: "b", open: 0, verdict: 0, generation: 0, undoes: 1, undoFailed: false } as const
+    nodes.push({ ...begun, before: [], behind: [], undo: undo && next() < 0.5 })
     const wanted = at === 0 ? 0 : Math.floor(next() * density * Math.min(at, 40))
     const before = new Set(Array.from({ length: wanted }, () => Math.floor(next() * at)))
     for (const from of before) {
@@ -144,7 +155,7 @@ const run = fc.record({
 interface Job {
   readonly at: number
   readonly generation: number
-  readonly undo: boolean
+  readonly undo: number
   live: boolean
   /** Its id in the queue that is beside the run. */
   readonly id?: string
@@ -208,7 +219,7 @@ const drive = async (
       jobs.set(`${at! - 1}/${generation}/`, {
         at: at! - 1,
         generation: generation!,
-        undo: false,
+        undo: 0,
         live: true,
         id: `n${id}`
       })
@@ -240,19 +251,24 @@ const drive = async (
       const [, { at, generation, undo }, state] = errand
       const outcome = { d: "success", f: "failure", c: "cancelled" }[state as "d" | "f" | "c"]
       const text = JSON.stringify([outcome, at])
-      await ask("flow.ended", stamp, String(at + 1), generation, undo ? "1" : "", outcome, text, "")
-      if (undo && nodes[at]!.state === "d") nodes[at]!.state = state === "d" ? "x" : "d"
-      else model.end(at, generation, state)
+      await ask("flow.ended", stamp, String(at + 1), generation, undo, outcome, text, "")
+      const node = nodes[at]!
+      if (undo === 0) model.end(at, generation, state)
+      else if (node.state === "d" && node.generation === generation && node.undoes === undo) {
+        if (state === "d") node.state = "x"
+        else node.undoFailed = true
+      }
       return
     }
     const [, which, node, generation] = errand
     assert.deepStrictEqual(which, ["r", stamp])
     const at = node - 1
-    const id = `${at}/${generation}/${tag === "undo" ? "undo" : ""}`
+    const id = `${at}/${generation}/${tag === "undo" ? `undo${errand[6]}` : ""}`
     if (tag === "stop") return stop(`${at}/${generation}/`, "c")
     if (tag === "undo") {
       if (jobs.has(id)) return
-      jobs.set(id, { at, generation, undo: true, live: true })
+      assert.strictEqual(errand[6], nodes[at]!.undoes)
+      jobs.set(id, { at, generation, undo: errand[6], live: true })
       undone.push(at)
       assert.deepStrictEqual(errand[5], ["success", at])
       return
@@ -263,7 +279,7 @@ const drive = async (
       assert.include(["r", "a", "c"], nodes[at]!.state)
       assert.strictEqual(nodes[at]!.generation, generation)
       assert.deepStrictEqual(errand.slice(4), [[`n${at}`, "q", {}], [at]])
-      jobs.set(id, { at, generation, undo: false, live: true })
+      jobs.set(id, { at, generation, undo: 0, live: true })
     }
     const known = pending.length
     if (next() < 0.3) {
@@ -431,7 +447,7 @@ layer(TestServer.layer, { excludeTestServices: true })("the flow actor", (it) =>
               stamp,
               String(node),
               generation,
-              compensated ? "1" : "",
+              compensated ? 1 : 0,
               tag,
               `["${tag}"]`,
               added.length === 0 ? "" : JSON.stringify(added)
@@ -501,4 +517,82 @@ layer(TestServer.layer, { excludeTestServices: true })("the flow actor", (it) =>
       await end(5, 0, "success")
       assert.strictEqual(await state(), 3)
     }, ["P"]))
+
+  // As `child`, behind the first one of those that are added, and that one handles its failure.
+  const handling = (name: string) => child(name, [1]).with(4, "c")
+
+  it.effect("fails with a node whose failure was handled, until a handler has added one that does not", () =>
+    begun(async ({ end, nodes, send, state }) => {
+      await end(1, 0, "success")
+      await end(3, 0, "success")
+      await end(2, 0, "success", [child("C"), handling("D")])
+      await end(4, 0, "success", [child("E")])
+      for (const node of [5, 6]) await end(node, 0, "success")
+      assert.strictEqual(await state(), 3)
+      // The node that has added one.
+      await send("flow.retry", "first", JSON.stringify(["C"]))
+      await end(4, 1, "failure")
+      assert.strictEqual(await nodes(), "X d,P d,T d,C f,D c,E c")
+      assert.strictEqual(await state(), 4)
+    }))
+
+  it.effect("fails with a node that was added, and that has another one behind it since", () =>
+    begun(async ({ end, nodes, send, state }) => {
+      await end(1, 0, "success")
+      await end(3, 0, "success")
+      await end(2, 0, "success", [child("C"), handling("D")])
+      for (const node of [4, 5]) await end(node, 0, "success")
+      assert.strictEqual(await state(), 3)
+      await send("flow.retry", "first", JSON.stringify(["P"]))
+      await end(2, 1, "success", [child("C"), handling("D"), child("E", [1])])
+      await end(4, 1, "failure")
+      assert.strictEqual(await nodes(), "X d,P d,T d,C f,D c,E c")
+      assert.strictEqual(await state(), 4)
+    }))
+
+  it.effect("refuses nodes that would be before themselves", () =>
+    begun(async ({ end, nodes, send }) => {
+      await end(1, 0, "success")
+      await end(3, 0, "success")
+      await end(2, 0, "success", [child("B"), child("C", [1])])
+      for (const node of [4, 5]) await end(node, 0, "success")
+      await send("flow.retry", "first", JSON.stringify(["P"]))
+      const again = (before: string) => end(2, 1, "success", [child("C"), child("D", [1], [before])])
+      for (const name of ["C", "B"]) assert.deepStrictEqual<unknown>(await again(name), ["refused", name])
+      assert.deepStrictEqual<unknown>(await end(2, 1, "success", [child("B"), child("D", [1], ["C"])]), ["ended"])
+      assert.strictEqual(await nodes(), "X d,P d,T d,B r,C b,D b")
+      for (const [node, generation] of [[4, 1], [6, 0], [5, 1]] as const) await end(node, generation, "success")
+      assert.strictEqual(await nodes(), "X d,P d,T d,B d,C d,D d")
+    }))
+
+  it.effect("begins again once for a request, also when there are others between its repetitions", () =>
+    begun(async ({ end, send, state }) => {
+      const fails = async (generation: number) => {
+        for (const node of [2, 3]) await end(node, 0, "success")
+        await end(1, generation, "failure")
+        assert.strictEqual(await state(), 4)
+      }
+      await fails(0)
+      assert.deepStrictEqual<unknown>(await send("flow.retry", "first", ""), ["retried", 1])
+      assert.deepStrictEqual<unknown>(await send("flow.retry", "second", ""), ["retried", 1])
+      await fails(1)
+      for (const again of ["first", "second"]) {
+        assert.deepStrictEqual<unknown>(await send("flow.retry", again, ""), ["retried", 4])
+      }
+      assert.deepStrictEqual<unknown>(await send("flow.retry", "third", ""), ["retried", 1])
+    }))
+
+  it.effect("has no nodes when it was cancelled before all were loaded", () =>
+    Effect.gen(function*() {
+      const redis = yield* client(yield* TestServer)
+      const { look, open, send } = actor(redis, freshNamespace(), "flow:f/r")
+      yield* Effect.promise(async () => {
+        await open("S")
+        await send("S", "flow.begin", ["f", "null", "digest", 1000, 0, 1, 0, 600_000])
+        assert.deepStrictEqual(await send("S", "flow.cancel", ["", 0]), ["cancelled", 5])
+        const status = await look("flow.status", [1])
+        assert.deepStrictEqual([status[1], status[3], status[4], status[18]], [5, 0, 0, []])
+        assert.deepStrictEqual(await send("S", "flow.retry", ["again", ""]), ["missing"])
+      })
+    }))
 })

@@ -777,6 +777,36 @@ layer(TestServer.layer, { excludeTestServices: true })("Flow", (it) => {
       })
     ))
 
+  it.effect("compensates a node once more when that has failed, and the run has failed again", () =>
+    withNode(() =>
+      Effect.gen(function*() {
+        const undone: Array<number> = []
+        const working = Layer.mergeAll(
+          Queue.worker(Extract, extract, { attempts: 1 }),
+          Queue.worker(Load, ({ sum }) =>
+            Effect.suspend(() => {
+              undone.push(sum)
+              return undone.length === 1 ? Effect.die("the compensation fails") : Effect.succeed("undone")
+            }), { attempts: 1 })
+        )
+        yield* live(working)(Effect.scoped(Effect.gen(function*() {
+          const flow = yield* made((flow) => {
+            const a = flow.job(Extract, "a", { name: "a" })
+            const b = flow.job(Extract, "bad", { name: "b", after: [a] })
+            flow.compensate(a, Load, (sum) => ({ sum }))
+            flow.compensate(b, Load, (sum) => ({ sum }))
+          })
+          const run = yield* flow.start()
+          for (const state of ["done", "compensated"] as const) {
+            assert.strictEqual((yield* reasonOf(run.await))._tag, "NodeFailed")
+            assert.deepStrictEqual(yield* statesOf(run), { a: state, b: "failed" })
+            if (state === "done") yield* run.retry
+          }
+          assert.deepStrictEqual(undone, [1, 1])
+        })))
+      })
+    ))
+
   it.effect("compensates a node once when its errand comes again, after its queue, or the flow, has forgotten that", () =>
     withNode(() =>
       Effect.gen(function*() {
@@ -789,7 +819,7 @@ layer(TestServer.layer, { excludeTestServices: true })("Flow", (it) => {
         // As its worker leaves it that is lost behind the offer, and before the acknowledgement.
         const again = (stamp: number) =>
           Effect.andThen(
-            sent("made", ["undo", ["run", stamp], 1, 0, ["a", "extract", {}], ["success", 1]]),
+            sent("made", ["undo", ["run", stamp], 1, 0, ["a", "extract", {}], ["success", 1], 1]),
             delivered("made")
           )
         yield* live(working)(Effect.gen(function*() {

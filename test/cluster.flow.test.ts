@@ -63,7 +63,7 @@ it.live("a run whose slot migrates goes on when the slot has moved", () =>
           stamp,
           "1",
           0,
-          false,
+          0,
           "success",
           "[\"success\",\"A\"]",
           ""

@@ -693,8 +693,8 @@ export const bugs: { readonly [name: string]: Bug } = {
   uncompensated: {
     only: ["flow"],
     lua: [[
-      "if tag == 'success' then\nmoveNode(flow, node, found, 'x')",
-      "if false then\nmoveNode(flow, node, found, 'x')"
+      "if tag == 'success' then moveNode(flow, node, found, 'x')",
+      "if false then moveNode(flow, node, found, 'x')"
     ]]
   },
   // The node that was done first is undone first.
@@ -738,8 +738,8 @@ export const bugs: { readonly [name: string]: Bug } = {
     ],
     sources: [[
       "internal/flow/conducting.ts",
-      "const id = jobOf(this.home.name, which, node, generation)\n    const reference = referenceOf(which, node, generation, false)",
-      "const id = jobOf(this.home.name, which, node, generation) + Math.random()\n    const reference = referenceOf(which, node, generation, false)"
+      "const id = jobOf(this.home.name, which, node, generation)\n    const reference = referenceOf(which, node, generation, 0)",
+      "const id = jobOf(this.home.name, which, node, generation) + Math.random()\n    const reference = referenceOf(which, node, generation, 0)"
     ]]
   },
   // A node whose job was offered beside its run is offered by a conductor too.

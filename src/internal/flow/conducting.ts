@@ -30,7 +30,8 @@ type NodeErrand = readonly [
   generation: number,
   about: About,
   more: any,
-  active?: boolean
+  /** Of a node that is to be stopped, whether it is active; of one that is to be undone, the number of its compensation. */
+  last?: boolean | number
 ]
 
 type OverErrand = readonly [tag: string, which: Which, ...over: Over]
@@ -45,8 +46,18 @@ export const partsOfJob = (flow: string, job: string) => {
   return parts === null ? undefined : { run: parts[1]!, node: Number(parts[2]), generation: Number(parts[3]) }
 }
 
-const referenceOf = ([run, stamp]: Which, node: number, generation: number, undo: boolean): string =>
-  `${node} ${generation} ${undo ? 1 : 0} ${stamp} ${run}`
+/** A node that a handler has added. */
+type Added = readonly [
+  name: string,
+  queue: string,
+  payload: string,
+  after: ReadonlyArray<number>,
+  policies: string,
+  before: ReadonlyArray<string>
+]
+
+const referenceOf = ([run, stamp]: Which, node: number, generation: number, undo: number): string =>
+  `${node} ${generation} ${undo} ${stamp} ${run}`
 
 /** A payload cannot be made. Another attempt would not change that, so the node has failed. */
 class Unmade {
@@ -172,7 +183,7 @@ class Conductor {
     const [run, stamp] = which
     const what = `run ${JSON.stringify(run)} of ${this.home.subject}`
     const id = jobOf(this.home.name, which, node, generation)
-    const reference = referenceOf(which, node, generation, false)
+    const reference = referenceOf(which, node, generation, 0)
     const whole = which.join("/")
     const begun = (offered: boolean) =>
       failing(
@@ -290,23 +301,24 @@ class Conductor {
         this.#remove(port, id, ifUnbegun),
         // It was offered. If its queue has lost it, no errand would end the node.
         active === true
-          ? this.#recall(port, id, referenceOf(which, node, generation, false), ["cancelled"])
+          ? this.#recall(port, id, referenceOf(which, node, generation, 0), ["cancelled"])
           : Effect.void
       ))
   }
 
-  #undo([, which, node, generation, about, outcome]: NodeErrand): Effect.Effect<unknown, unknown> {
-    const reference = referenceOf(which, node, generation, true)
-    const id = `${jobOf(this.home.name, which, node, generation)}/undo`
+  #undo([, which, node, generation, about, outcome, attempt]: NodeErrand): Effect.Effect<unknown, unknown> {
+    const number = Number(attempt)
+    const reference = referenceOf(which, node, generation, number)
+    const id = `${jobOf(this.home.name, which, node, generation)}/undo${number === 1 ? "" : `/${number}`}`
     const offering = Effect.gen({ self: this }, function*() {
       // The errand may come again when the node is compensated already, and even when the run is forgotten. Its queue may have
       // forgotten the job by then, and would run it twice.
-      if (!(yield* this.#isToUndo(which, node, generation))) return
+      if (!(yield* this.#isToUndo(which, node, generation, number))) return
       const undo = (yield* this.home.graphOf(...which))?.names.get(about[0])?.undo
       if (undo === undefined) return yield* this.#foreign(`does not compensate node ${JSON.stringify(about[0])}`)
       const result = yield* this.#resultOf([about, "d", outcome])
       const payload = yield* made(() => undo.make(result), about[0])
-      const isStopped = Effect.map(this.#isToUndo(which, node, generation), (isToUndo) => !isToUndo)
+      const isStopped = Effect.map(this.#isToUndo(which, node, generation, number), (isToUndo) => !isToUndo)
       const offered = yield* this.#offered(undo.port, payload, { id }, reference, isStopped)
       if (offered?.duplicate === true) yield* this.#recall(undo.port, id, reference)
     })
@@ -317,11 +329,13 @@ class Conductor {
     )
   }
 
-  #isToUndo([run, stamp]: Which, node: number, generation: number): Effect.Effect<boolean, FlowError> {
+  #isToUndo([run, stamp]: Which, node: number, generation: number, attempt: number): Effect.Effect<boolean, FlowError> {
     return Effect.map(failing(question(this.home.placeOf(run), "flow.status", [node])), (reply) => {
       if (reply[0] === "missing" || reply[19] !== stamp || states[reply[1]] !== "compensating") return false
-      const [[, state, retries]] = reply[18] as readonly [readonly [about: About, state: StateLetter, retries: number]]
-      return state === "d" && retries === generation
+      const [[, state, retries, number]] = reply[18] as readonly [
+        readonly [about: About, state: StateLetter, retries: number, attempt: number]
+      ]
+      return state === "d" && retries === generation && number === attempt
     })
   }
 
@@ -344,14 +358,14 @@ class Conductor {
 
   // The actor recognizes a repetition by the state and the generation of the node.
   #ended(reference: string, outcome: Outcome): Effect.Effect<unknown, FlowError> {
-    const [, node, generation, undo, stamp, run] = /^(\d+) (\d+) ([01]) (\d+) ([^]*)$/.exec(reference)!
-    const [tag, value, added] = outcome as readonly [string, unknown?, ReadonlyArray<readonly [name: string]>?]
+    const [, node, generation, undo, stamp, run] = /^(\d+) (\d+) (\d+) (\d+) ([^]*)$/.exec(reference)!
+    const [tag, value, added] = outcome as readonly [string, unknown?, ReadonlyArray<Added>?]
     const text = JSON.stringify(value === undefined ? [tag] : [tag, value])
     const args = [
       Number(stamp),
       node!,
       Number(generation),
-      undo === "1",
+      Number(undo),
       tag,
       text,
       added === undefined ? "" : JSON.stringify(added)
@@ -362,9 +376,9 @@ class Conductor {
         ? this.#ended(reference, [
           "failed",
           `the job has added to its flow what does not fit: node ${JSON.stringify(reply[1])} ${
-            added?.some(([name]) => name === reply[1])
-              ? "is there already"
-              : "is not there, or no longer waits for its predecessors, so `before` cannot name it"
+            added?.some(([, , , , , before]) => before?.includes(reply[1]))
+              ? "is not there, does not wait for its predecessors any more, or is before these nodes itself: `before` cannot name it"
+              : "is there already"
           }`
         ])
         : Effect.void)
