@@ -334,17 +334,33 @@ local function retire(queue, deque)
   enter(queue, deque.name, nil)
 end
 
+-- Jobs that were rescheduled while they stood in a deque are delayed from now on. Answers how many.
+local function delayNoted(ctx, queue, ids)
+  local count = 0
+  for _, id in ipairs(queue.notes > 0 and ids or {}) do
+    local note = 'd' .. LETTER_OF_DEQUES .. id
+    local due = tonumber(noteOf(queue, note) or 0)
+    unsetNote(queue, note)
+    if due > ctx.now then
+      delayJob(ctx, queue, LETTER_OF_DEQUES, id, due, 0)
+      count = count + 1
+    end
+  end
+  return count
+end
+
 -- Moves some jobs of a deque that no worker has to the jobs that were given back, which go first.
-local function adopt(queue)
+local function adopt(ctx, queue)
   for _, one in ipairs(indexOf(queue)) do
     local deque = not one.weight and dequeOf(queue, one.name)
     if deque then
       local places, ids = takePlaces(queue, deque, false, MOVED, {}), {}
       for at, place in ipairs(places) do ids[at] = idOfPlace(place) end
-      local found = #(holdJobs(queue, consumerOf(LETTER_OF_DEQUES, RETURNED), ids) or {})
+      local held = holdJobs(queue, consumerOf(LETTER_OF_DEQUES, RETURNED), ids) or {}
+      local found = #held
       queue.stored, queue.orphaned = math.max(0, queue.stored - found), math.max(0, queue.orphaned - #ids)
       queue.gaps = math.max(0, queue.gaps - (#ids - found))
-      queue[READY[LETTER_OF_DEQUES]] = queue[READY[LETTER_OF_DEQUES]] + found
+      queue[READY[LETTER_OF_DEQUES]] = queue[READY[LETTER_OF_DEQUES]] + found - delayNoted(ctx, queue, held)
       if deque.size == 0 then retire(queue, deque) end
       return
     end
@@ -405,7 +421,7 @@ end
 extend.deal = function(ctx, queue, worker, most, ready, inGroups)
   local deque, items, shared = worker.deque and dequeOf(queue, worker.deque), {}, nil
   if queue.orphaned > 0 and queue[READY[LETTER_OF_DEQUES]] == 0 then
-    adopt(queue)
+    adopt(ctx, queue)
     ready = ready + queue[READY[LETTER_OF_DEQUES]]
     -- Jobs that were cancelled have left places behind.
     if queue.orphaned > 0 and ready == 0 then return items end

@@ -1,6 +1,6 @@
 /** A queue with deques: where jobs go, which worker steals them, and that they are jobs as any other. */
 import { assert, layer } from "@effect/vitest"
-import { Deferred, Duration, Effect, Fiber, Layer, Option, Schedule, Schema, Stream } from "effect"
+import { Deferred, Duration, Effect, Exit, Fiber, Layer, Option, Schedule, Schema, Scope, Stream } from "effect"
 import { Queue, WorkStealing } from "../src/index.ts"
 import { behindLine } from "./support/behindLine.ts"
 import { eventually } from "./support/eventually.ts"
@@ -11,17 +11,18 @@ import { lose, on, promptly, several } from "./support/several.ts"
 
 const live = { excludeTestServices: true, timeout: "60 seconds" } as const
 
-const make = (options: Partial<WorkStealing.Options<number, number> & { readonly name: string }> = {}) =>
-  Effect.tap(
-    WorkStealing.make({
-      name: hostile,
-      payload: Schema.Number,
-      success: Schema.Number,
-      retention: "200 millis",
-      ...options
-    }),
-    emptied
-  )
+type Options = Partial<WorkStealing.Options<number, number> & { readonly name: string }>
+
+const opened = (options: Options = {}) =>
+  WorkStealing.make({
+    name: hostile,
+    payload: Schema.Number,
+    success: Schema.Number,
+    retention: "200 millis",
+    ...options
+  })
+
+const make = (options?: Options) => Effect.tap(opened(options), emptied)
 
 const joined = (queue: Queue.Queue<number, number>, workers: number) => shows(queue, { workers })
 
@@ -280,6 +281,27 @@ layer(TestServer.layer, live)("a queue with deques", (it) => {
           yield* worker.stop
           yield* joined(other, 0)
         }
+      })))
+
+  it.effect("delays a job that was rescheduled in the deque of a worker that has left", () =>
+    several(2, ([a, b]) =>
+      Effect.gen(function*() {
+        const other = yield* on(b!, make({ worker: "b" }))
+        const theirs = yield* busy(other)
+        const scope = yield* Scope.make()
+        const queue = yield* on(a!, Scope.provide(opened({ worker: "a" }), scope))
+        const own = yield* busy(queue, 2)
+        const ids = (yield* queue.offerAll(upTo(3))).map(({ id }) => id)
+        const job = other.job(ids[2]!)
+        assert.isTrue(yield* job.reschedule({ delay: "1 hour" }))
+        yield* own.stop
+        yield* Scope.close(scope, Exit.void)
+        yield* theirs.open
+        yield* begins(theirs, [-1, -1, 0, 1])
+        assert.strictEqual(Option.getOrThrow(yield* job.status).state, "delayed")
+        assert.isTrue(yield* job.promote)
+        yield* begins(theirs, [-1, -1, 0, 1, 2])
+        yield* theirs.stop
       })))
 
   it.effect("is a service that layers of queues take", () =>
