@@ -66,6 +66,7 @@ export const add = (
   if (Exit.isFailure(body)) return Effect.mapError(Effect.failCause(body.cause), fail)
   checkOffering(port, options)
   const letter = letterOf(onFailure)
+  if (task.concluded) throw new RangeError("add is for handlers that have not ended")
   const all = task.added ??= []
   if (all.length === mostAdded) throw new RangeError(`a job can add up to ${mostAdded} nodes`)
   const place = all.length + 1

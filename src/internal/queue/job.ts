@@ -112,6 +112,8 @@ export class Task implements Context.Service.Shape<typeof Job> {
   fiber: Fiber.Fiber<unknown, unknown> | undefined = undefined
   /** When its handler was begun. */
   begunAt = 0
+  /** Its handler has ended, and what it comes to is on its way. */
+  concluded = false
   /** The exit of its handler does not matter any more: the session is lost, or the job was cancelled or returned to the queue. */
   over = false
   /** Of its timeout; after its interruption, of the time that its handler has to end. */
@@ -191,6 +193,7 @@ export class Task implements Context.Service.Shape<typeof Job> {
 
   /** Has a job offered to the queue of that place when it is done. */
   follow(wish: Wish, place: Place): void {
+    if (this.concluded) throw new RangeError("followUp is for handlers that have not ended")
     const all = this.followers ??= new Map<string, Followers>()
     const count = [...all.values()].reduce((sum, { items }) => sum + items.length, 0)
     if (count === mostFollowers) throw new RangeError(`a job can have up to ${mostFollowers} follow-ups`)

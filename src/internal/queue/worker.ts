@@ -277,6 +277,7 @@ class Worker<R> extends Member implements Crew, Seat {
   }
 
   #conclude(task: Task, verdict: Verdict): void {
+    task.concluded = true
     const { deduped = "", given = "", key, life, noting } = task
     this.#notes.send(task)
     switch (verdict.tag) {
