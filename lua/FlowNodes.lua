@@ -241,8 +241,13 @@ local function addNodes(ctx, flow, behind, from, added)
   end
 end
 
--- The job of a node has ended; or `undo` is the number of its compensation, and not 0. A node that has succeeded adds nodes behind itself; if one of these does not
--- fit, nothing happens, and this answers its name.
+-- Whether the run is beginning again, and has still to come to a node, which is done again then.
+local function isCleared(flow, node)
+  return flow.scan > 0 and (flow.phase >= PHASE.mark or flow.phase == PHASE.clear and tonumber(node) >= flow.scan)
+end
+
+-- The job of a node has ended; or `undo` is the number of its compensation, and not 0. A node that has succeeded adds nodes behind itself;
+-- if one of these does not fit, nothing happens, and this answers its name.
 local function endNode(ctx, flow, node, found, undo, tag, outcome, added)
   if undo > 0 then
     local isNext = flow.state == FLOW.undoing and call('HGET', flow.items, 'k' .. text(flow.undos)) == node
@@ -260,7 +265,7 @@ local function endNode(ctx, flow, node, found, undo, tag, outcome, added)
   end
   settleNode(flow, node, found, tag == 'success' and 'd' or tag == 'cancelled' and 'c' or 'f')
   call('HSET', flow.items, 'r' .. node, outcome, 'n' .. node, lineOf(found))
-  if found.state ~= 'd' and found.fatal == '1' and flow.stop == 0 then
+  if found.state ~= 'd' and found.fatal == '1' and flow.stop == 0 and not isCleared(flow, node) then
     if flow.faults == 0 then flow.fault = tonumber(node) end
     flow.faults = flow.faults + 1
     if flow.policy % 2 == 1 then stopFlow(flow, STOP.failed) end
@@ -290,8 +295,8 @@ extend.tellRun = function(ctx, name, reference, outcome)
   return not endNode(ctx, flow, node, found, tonumber(undo), match(outcome, '^%["(%a+)"'), outcome, added)
 end
 
--- flow.ended: the job of a node has ended: with the tag of its outcome, and the outcome as JSON. Repeated, it changes nothing. `undo` says
--- that the job has compensated the node.
+-- flow.ended: the job of a node has ended: with the tag of its outcome, and the outcome as JSON. Repeated, it changes nothing. `undo` is
+-- the number of its compensation, if the job has done that, and otherwise 0.
 -- keys: all
 -- args: stamp number, node string, generation number, undo number, tag string, outcome string, added string
 -- reply: ["ended"] | ["refused", name string] | ["missing"]

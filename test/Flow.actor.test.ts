@@ -595,4 +595,34 @@ layer(TestServer.layer, { excludeTestServices: true })("the flow actor", (it) =>
         assert.deepStrictEqual(await send("S", "flow.retry", ["again", ""]), ["missing"])
       })
     }))
+
+  it.effect("forgets the failure of a node that was added while the run begins again, and is done again itself", () =>
+    Effect.gen(function*() {
+      const redis = yield* client(yield* TestServer)
+      const { look, open, ring, send } = actor(redis, freshNamespace(), "flow:f/r")
+      const state = async () => (await look("flow.status", [1]))[1]
+      yield* Effect.promise(async () => {
+        await open("S")
+        const names = Array.from({ length: 1500 }, (_, at) => `n${at}`)
+        const spec = { queue: "q", options: "{}", payload: "0", before: [], behind: [], undo: false }
+        const layout = layoutOf(names.map((name) => ({ ...spec, name })))
+        await send("S", "flow.begin", ["f", "null", layout.digest, names.length, names.length + 1, 0, 0, 600_000])
+        for (const part of partsOf(layout)) await send("S", "flow.load", [layout.digest, JSON.stringify(part)])
+        const [, , stamp] = await send("S", "flow.start", [layout.digest, layout.fields.length / 2])
+        const end = (node: number, generation: number, tag: string) =>
+          send("S", "flow.ended", [stamp, `${node}`, generation, 0, tag, `["${tag}"]`, ""])
+        while (await state() === 1) {
+          await send("S", "flow.cancel", ["", 0])
+          for (let node = 1; node <= names.length; node++) await end(node, 0, "success")
+          await ring()
+        }
+        assert.deepStrictEqual(await send("S", "flow.retry", ["again", ""]), ["retried", 1])
+        const late = ["late", "q", "1", [], "", [], "", "{}"]
+        assert.deepStrictEqual(await send("S", "flow.add", [JSON.stringify([late]), "", ""]), ["added", 1])
+        await end(1501, 0, "failure")
+        for (let rings = 0; rings < 10; rings++) await ring()
+        for (let node = 1; node <= names.length + 1; node++) await end(node, 1, "success")
+        assert.strictEqual(await state(), 3)
+      })
+    }))
 })
