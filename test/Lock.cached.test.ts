@@ -53,6 +53,22 @@ layer(TestServer.layer, live)("a lock that is cached", (it) => {
         }
       })))
 
+  it.effect("is not kept again at once when others have wanted it, however many are", () =>
+    several(2, ([one, two]) =>
+      Effect.gen(function*() {
+        const recalled = Effect.gen(function*() {
+          yield* keeping(one!)
+          yield* onNode(two!)(Lock.withLock(token, "a"))
+          const others = Array.from({ length: 1100 }, (_, at) => Lock.withLock(Effect.void, `${at}`, { cached: true }))
+          yield* onNode(one!)(Effect.all(others, { concurrency: 500, discard: true }))
+          yield* onNode(one!)(again)
+          yield* onNode(one!)(again)
+          return !keptOf(one!).has(`${channelOf(one!).prefix}lock:a`)
+        })
+        // As above.
+        assert.isTrue(yield* Effect.repeat(recalled, { until: (spares) => spares, times: 3 }))
+      })))
+
   it.effect("is available to others when it is not in use, and busy when it is", () =>
     several(2, ([one, two]) =>
       Effect.gen(function*() {

@@ -69,8 +69,14 @@ export class Kept {
   }
 
   #note(key: string, at: number): void {
-    if (this.#reusable.size >= mostKeys && !this.#reusable.has(key)) this.#reusable.clear()
+    if (this.#reusable.size >= mostKeys && !this.#reusable.has(key)) this.#forgetReusable()
     this.#reusable.set(key, at)
+  }
+
+  // All but those that others are to have for a while.
+  #forgetReusable(): void {
+    const now = this.#io.now()
+    for (const [key, at] of this.#reusable) if (at <= now) this.#reusable.delete(key)
   }
 
   /** Redis has granted it, with so many tokens from that one on. */
