@@ -127,7 +127,7 @@ export interface Election<A> {
   /**
    * Runs an effect while leading, and resigns when the effect ends. When the lease is lost, or after `resign`, the effect is
    * interrupted, and the process campaigns again; failures of its finalizers are logged. Fails with `LeaseLost` (`closed`) when
-   * the coordinator is closed, or the scope of `make`.
+   * the coordinator is closed, or the scope of `make`, and with the failures of finalizers then.
    */
   readonly lead: {
     <B, E, R>(

@@ -566,6 +566,23 @@ layer(TestServer.layer, live)("a leader", (it) => {
       yield* assertEmpty(server, namespace)
     }))
 
+  it.effect("fails with what has failed meanwhile when it is closed", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const scope = yield* Scope.make()
+        const election = yield* Scope.provide(electionOn(a!, "a"), scope)
+        const begun = yield* Deferred.make<void>()
+        const body = Effect.onExit(
+          Effect.andThen(Deferred.succeed(begun, undefined), Effect.never),
+          () => Effect.die("a finalizer")
+        )
+        const fiber = yield* Effect.forkChild(election.lead(body))
+        yield* Deferred.await(begun)
+        yield* Scope.close(scope, Exit.void)
+        const exit = yield* promptly(Fiber.await(fiber), "the end")
+        assert.match(String(exit), /closed.*a finalizer/s)
+      })))
+
   it.effect("outlives callbacks that throw or do not end, and says what has failed meanwhile", () =>
     several(1, ([a]) =>
       Effect.gen(function*() {

@@ -110,7 +110,10 @@ export const lead = <A, E, R, E2>(
         const ended = endedIn(cause)
         if (ended === undefined) return Effect.failCause(cause as Cause.Cause<E | E2>)
         return ended.loss.reason === "closed"
-          ? Effect.fail(fail(ended.loss))
+          ? Effect.failCause(Cause.fromReasons<E | E2>([
+            ...Cause.fail(fail(ended.loss)).reasons,
+            ...(failures(cause) as Cause.Cause<E>).reasons
+          ]))
           : Effect.andThen(reported(ended.loss, failures(cause)), round)
       }
     })
