@@ -50,6 +50,7 @@ import { dual } from "effect/Function"
 import type * as Option from "effect/Option"
 import * as Schema from "effect/Schema"
 import type * as Scope from "effect/Scope"
+import * as Semaphore from "effect/Semaphore"
 import type * as Stream from "effect/Stream"
 import { Coordinator } from "./Coordinator.ts"
 import { type CoordinatorError, coordinatorReasons } from "./internal/actor/errors.ts"
@@ -283,6 +284,8 @@ class ElectionImpl<A> implements Election<A> {
   /** The value that candidates begin with, as JSON. */
   readonly #value: string
   readonly #candidacy: Candidacy
+  // A term is handed over to one candidate.
+  readonly #transfers = Semaphore.makeUnsafe(1)
   readonly #view: View<A, ElectionError>
 
   constructor(
@@ -387,10 +390,12 @@ class ElectionImpl<A> implements Election<A> {
 
   readonly transferTo = (candidate: string | { readonly id: string }): Effect.Effect<void, ElectionError> => {
     const id = typeof candidate === "string" ? candidate : candidate.id
-    return this.#inTerm("election.nominate", Effect.succeed(id), (tag, term) =>
-      tag === "gone"
-        ? Effect.fail(fail(new CandidateGone({ ...this.#about, candidate: id })))
-        : surrender(this.#place, [term], "resigned"))
+    return this.#transfers.withPermit(
+      this.#inTerm("election.nominate", Effect.succeed(id), (tag, term) =>
+        tag === "gone"
+          ? Effect.fail(fail(new CandidateGone({ ...this.#about, candidate: id })))
+          : surrender(this.#place, [term], "resigned"))
+    )
   }
 
   get isLeader(): Effect.Effect<boolean> {
