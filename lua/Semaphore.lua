@@ -2,6 +2,7 @@
 -- A lock has C = 1, see Lock.lua; a semaphore has C = n; a read-write lock weighs a reader 1 and a writer C.
 --
 -- kinds: readWriteLock, semaphore: hash
+-- after inline.lua
 -- after waiters.lua
 --
 -- A resource is one hash, deleted with its last hold, member and waiter: a queue (see waiters.lua), and
@@ -23,7 +24,7 @@ local function load(key, capacity)
   local found = call('HMGET', key, 's', 'w')
   local state = found[1] and unpackSemaphore(found[1])
     or { capacity = capacity, taken = 0, holds = 0, members = 0, first = 1, last = 0, kept = 0 }
-  state.written = found[2]
+  state.written, state.isNew = found[2], not found[1]
   collectWaiters(state, found[2])
   return state
 end
@@ -60,6 +61,13 @@ local function save(key, state)
   putState(key, state)
 end
 
+-- Whether there is a semaphore is also known beside it, as its inline state: one that is created though it was there has been evicted.
+local function note(ctx, key, exists)
+  if sub(key, #ctx.prefix + 1, #ctx.prefix + 10) ~= 'semaphore:' then return end
+  local noted = readInline(ctx, key) and true or false
+  if noted ~= exists then writeInline(ctx, key, exists and '1') end
+end
+
 -- The state of a semaphore or a read-write lock, which all requests of a call share.
 local function opened(ctx, key, capacity)
   local known = sharedIn(ctx, 'semaphores')
@@ -70,7 +78,9 @@ local function opened(ctx, key, capacity)
     known[key] = state
     later(ctx, key, function()
       if not state.changed then return end
-      if isUnused(state) then return call('DEL', key) end
+      local exists = not isUnused(state)
+      note(ctx, key, exists)
+      if not exists then return call('DEL', key) end
       putState(key, state)
       writeFields(key, state)
       if state.owned then keep(key) end
@@ -236,8 +246,8 @@ end
 
 -- semaphore.join: creates the semaphore, or joins it. When it has another number of permits, `mismatch` decides: "fail",
 -- unless no other process has it open; "keep" that number; or "resize". With "attach", it waits until a process creates it. With "again",
--- it keeps the number, and has found the semaphore gone, though its session is not: those that hold permits, or wait, hear of that.
--- "firm" is as "fail", though an expired session may stand in the way.
+-- it keeps the number, and has found the semaphore gone, though its session is not. Whoever creates it again, those that hold permits, or
+-- wait, hear of that. "firm" is as "fail", though an expired session may stand in the way.
 -- keys: hash
 -- args: id string, permits number, mismatch string
 -- reply: ["joined", capacity number] | ["queued", ahead number] | ["mismatch", capacity number] | ["stale"]
@@ -245,12 +255,15 @@ handlers['semaphore.join'] = function(ctx, key, id, permits, mismatch)
   permits = tonumber(permits)
   local state = opened(ctx, key, 0)
   local claim = claimOf(ctx, id)
+  if state.isNew and readInline(ctx, key) then
+    state.isNew = false
+    doubtAll(ctx)
+  end
   if state.capacity == 0 and mismatch == 'attach' then
     local ahead = aheadOf(key, state, claim)
     if ahead then return queued(ctx, ahead) end
     return enqueue(ctx, key, state, id, 0)
   end
-  if state.capacity == 0 and mismatch == 'again' then doubtAll(ctx) end
   local differs = state.capacity ~= 0 and state.capacity ~= permits
   local member = call('HGET', key, 'o' .. claim)
   if differs and (mismatch == 'fail' or mismatch == 'firm') and not member and state.members > 0 then

@@ -344,23 +344,40 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("S
       })
     ))
 
-  it.effect("has its holders and waiters ask again where it alone is gone", () =>
+  it.effect.each([true, false])(
+    "has its holders and waiters ask again where it alone is gone: known elsewhere %s",
+    (known) =>
+      several(2, ([a, b], namespace, server) =>
+        Effect.gen(function*() {
+          const options = { name: "s", permits: 1 } as const
+          const one = yield* on(a!, Semaphore.make(options))
+          const before = known ? yield* on(b!, Semaphore.make(options)) : undefined
+          const held = yield* Deferred.make<void>()
+          const holder = yield* Effect.forkChild(
+            Effect.flip(one.withPermit(Effect.andThen(Deferred.succeed(held, undefined), Effect.never)))
+          )
+          yield* Deferred.await(held)
+          const waiter = yield* Effect.forkChild(one.withPermit(Effect.succeed("waited")))
+          yield* waiting(namespace, 1)
+          yield* server.cli("DEL", `{${namespace}:00}:semaphore:s`)
+          const other = before ?? (yield* on(b!, Semaphore.make(options)))
+          assert.strictEqual(yield* other.withPermit(Effect.succeed("taken")), "taken")
+          const { reason } = yield* Fiber.join(holder)
+          assert.strictEqual(reason._tag, "LeaseLost")
+          assert.strictEqual(yield* Fiber.join(waiter), "waited")
+        }))
+  )
+
+  it.effect("is waited for again by those that wait to attach, where it alone is gone", () =>
     several(2, ([a, b], namespace, server) =>
       Effect.gen(function*() {
-        const options = { name: "s", permits: 1 } as const
-        const [one, other] = [yield* on(a!, Semaphore.make(options)), yield* on(b!, Semaphore.make(options))]
-        const held = yield* Deferred.make<void>()
-        const holder = yield* Effect.forkChild(
-          Effect.flip(one.withPermit(Effect.andThen(Deferred.succeed(held, undefined), Effect.never)))
+        const attached = yield* Effect.forkChild(
+          Effect.flatMap(on(a!, Semaphore.attach({ name: "s" })), ({ permits }) => permits)
         )
-        yield* Deferred.await(held)
-        const waiter = yield* Effect.forkChild(one.withPermit(Effect.succeed("waited")))
         yield* waiting(namespace, 1)
         yield* server.cli("DEL", `{${namespace}:00}:semaphore:s`)
-        assert.strictEqual(yield* other.withPermit(Effect.succeed("taken")), "taken")
-        const { reason } = yield* Fiber.join(holder)
-        assert.strictEqual(reason._tag, "LeaseLost")
-        assert.strictEqual(yield* Fiber.join(waiter), "waited")
+        yield* on(b!, Semaphore.make({ name: "s", permits: 3 }))
+        assert.strictEqual(yield* Fiber.join(attached), 3)
       })))
 
   it.effect("fails with all that has failed under its permits", () =>
