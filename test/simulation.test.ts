@@ -315,6 +315,40 @@ layer(Simulation.layer, { excludeTestServices: true })("Simulation", (it) => {
       }
     }))
 
+  it.effect("ends a process that crashes without finalizers, whatever breaks later", () =>
+    Effect.gen(function*() {
+      const ended = () => {
+        const newest = new Map<number, string>()
+        let found: string | undefined
+        return {
+          program: ({ isStopping, name, place }: Simulation.Process) =>
+            Effect.gen(function*() {
+              newest.set(place, name)
+              const { send } = yield* Redis.Redis
+              yield* Effect.promise(() => Promise.resolve())
+              while (!isStopping()) {
+                yield* Effect.ensuring(
+                  Effect.ignore(send("INCR", "n")),
+                  Effect.sync(() => {
+                    if (newest.get(place) !== name) {
+                      found ??= `${name} goes on, and ${newest.get(place)} is in its place`
+                    }
+                  })
+                )
+                yield* Effect.sleep("1 millis")
+              }
+            }),
+          invariant: () => found
+        }
+      }
+      yield* Simulation.explore(ended, {
+        schedules: runs(32),
+        faults: ["crash", "restart", "lost requests", "lost replies"],
+        faultEvery: 8,
+        calm: "50 millis"
+      })
+    }))
+
   it.effect("shortens a failure to one of the same kind, and shows what broke before it", () =>
     Effect.gen(function*() {
       const make = () => {

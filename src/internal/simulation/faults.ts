@@ -71,8 +71,8 @@ const [noticed, retried] = [7000, 7000]
 
 const isMailbox = (stream: string): boolean => stream.includes("}:mail:")
 
-const cutAll = ({ processes }: World): void => {
-  for (const process of processes) for (const wire of process.wires) wire.cut("the server is gone")
+const cutAll = ({ living }: World): void => {
+  for (const process of living) for (const wire of process.wires) wire.cut("the server is gone")
 }
 
 // Until it is switched back, or all is healed.
@@ -109,7 +109,7 @@ const strikes = {
   /** An event does not reach the mailbox that it was posted to. */
   "lost event": async (scene) => {
     const { world } = scene
-    const unread = world.processes.filter(({ crashed }) => !crashed).flatMap((process) =>
+    const unread = world.living.flatMap((process) =>
       process.wires.flatMap((wire) => world.unread(wire)).filter(isMailbox).map((mailbox) => ({ mailbox, process }))
     )
     const found = pick(scene, unread)

@@ -184,6 +184,8 @@ export class Simulation {
 
   async #strike(): Promise<void> {
     const { choices } = this.world
+    // What the programs have begun before the first step may not go on in a process that crashes.
+    await this.world.settle()
     const fault = this.#options.faults[choices.among(this.#options.faults.length)]!
     const restart = (process: Process) => this.#start(this.members.find((member) => member.process === process)!.place)
     const struck = await strike(fault, { world: this.world, restart }, this.incidents)

@@ -167,6 +167,11 @@ export class World {
     }
   }
 
+  /** Nothing reaches those that have crashed: an error would let their fibers go on. */
+  get living(): ReadonlyArray<Process> {
+    return this.processes.filter(({ crashed }) => !crashed)
+  }
+
   isAwake(process: Process): boolean {
     return !process.crashed && process.pausedUntil <= this.now
   }
@@ -361,7 +366,7 @@ export class World {
     this.isCalm = this.isPrompt = true
     this.server.full = this.server.migrating = false
     await this.server.endMigration()
-    for (const process of this.processes) {
+    for (const process of this.living) {
       process.pausedUntil = 0
       for (const wire of process.wires) if (wire.deaf || wire.mute) wire.reset()
     }
