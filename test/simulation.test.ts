@@ -293,6 +293,36 @@ layer(Simulation.layer, { excludeTestServices: true })("Simulation", (it) => {
       assert.notMatch(all, /GET: OutOfMemory/)
     }))
 
+  it.effect("answers in the same order each time, and refuses what has another one, or what a cluster refuses", () =>
+    Effect.gen(function*() {
+      const found: Array<unknown> = []
+      const letters = "hcadefbg".split("")
+      const options = { processes: 1, faults: [], steps: 0, cluster: true } as const
+      yield* Simulation.run(() =>
+        Effect.gen(function*() {
+          const { send } = yield* Redis.Redis
+          const said = (command: string, ...args: ReadonlyArray<string>) =>
+            Effect.matchEffect(send(command, ...args), {
+              onFailure: ({ message }) => Effect.sync(() => found.push(message)),
+              onSuccess: (reply) => Effect.sync(() => found.push(reply))
+            })
+          yield* send("SADD", "set", ...letters)
+          for (const letter of letters) yield* send("SET", `key ${letter}`, "1")
+          yield* said("SMEMBERS", "set")
+          yield* said("KEYS", "key *")
+          for (const refused of ["SCAN 0", "SSCAN set 0", "LASTSAVE", "FUNCTION LIST", "MSET a 1 b 2", "DEL a b"]) {
+            const [command, ...args] = refused.split(" ")
+            yield* said(command!, ...args)
+          }
+          yield* said("DEL", "{a}b", "{a}c")
+        }), options)
+      const sorted = letters.toSorted()
+      assert.deepStrictEqual(found.slice(0, 2), [sorted, sorted.map((letter) => `key ${letter}`)])
+      for (const message of found.slice(2, 6)) assert.match(String(message), /cannot be simulated/)
+      for (const message of found.slice(6, 8)) assert.match(String(message), /CROSSSLOT/)
+      assert.strictEqual(found[8], 0)
+    }))
+
   it.effect("starts no program again that has ended, and forgets no failure in a crash", () =>
     Effect.gen(function*() {
       for (const seed of [1, 2, 3, 4, 5]) {

@@ -25,9 +25,9 @@ const blocking = new Set([
 export const slotOf = (key: string): number =>
   IoRedis.Command.prototype.getSlot.call({ getKeys: () => [key] } as IoRedis.Command)
 
-/** The first key of a command, if it is one that ioredis knows. */
-export const keyOf = (command: string, args: ReadonlyArray<string | number>): string | undefined =>
-  new IoRedis.Command(command.toLowerCase(), [...args]).getKeys()[0]?.toString()
+/** The keys of a command, if it is one that ioredis knows. */
+export const keysOf = (command: string, args: ReadonlyArray<string | number>): ReadonlyArray<string> =>
+  new IoRedis.Command(command.toLowerCase(), [...args]).getKeys().map(String)
 
 /** How long a command may block by its own arguments. */
 export const blockingMillis = (command: string, args: ReadonlyArray<string | number>): number => {

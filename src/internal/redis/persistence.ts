@@ -12,7 +12,7 @@ import * as Effect from "effect/Effect"
 import * as PersistenceRedis from "effect/persistence/Redis"
 import type * as Scope from "effect/Scope"
 import type { Io, Timer } from "../io.ts"
-import { blockingMillis, checkCommand, checkShared, keyOf, slotOf } from "./command.ts"
+import { blockingMillis, checkCommand, checkShared, keysOf, slotOf } from "./command.ts"
 import type { ClusterConnection, Connection, Connections, SingleConnection } from "./connection.ts"
 import type { RedisError } from "./errors.ts"
 import { sendProbing } from "./probe.ts"
@@ -100,7 +100,7 @@ const reserve = (connections: Connections, io: Io) => {
   const open = new Map<number | undefined, Connection>()
   const clustered = connections.topology === "cluster"
   const send: Send = async (command, args, signal) => {
-    const key = clustered ? keyOf(command, args) : undefined
+    const [key] = clustered ? keysOf(command, args) : []
     const slot = key === undefined ? undefined : slotOf(key)
     let connection = open.get(slot)
     if (connection === undefined) {

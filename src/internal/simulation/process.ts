@@ -14,9 +14,9 @@ import * as Scheduler from "effect/Scheduler"
 import * as Stream from "effect/Stream"
 import { Redis } from "../../Redis.ts"
 import { CurrentIo, type Io, live, type Timer } from "../io.ts"
-import { checkShared } from "../redis/command.ts"
+import { checkShared, keysOf, slotOf } from "../redis/command.ts"
 import { type Connections, register, whenReady } from "../redis/connection.ts"
-import type { RedisError } from "../redis/errors.ts"
+import { CommandFailed, fail, type RedisError } from "../redis/errors.ts"
 import { prettyOf } from "../text.ts"
 import { randomOf } from "./choices.ts"
 import { Wire } from "./wire.ts"
@@ -43,6 +43,21 @@ export interface World {
   readonly onCut: (wire: Wire) => void
   /** Receives the log lines, if any receiver is set. */
   readonly onLog: ((line: string) => void) | undefined
+}
+
+/** The answer to a command of a program that Redis never receives, as it has functions of its own, or as a node of a cluster has it. */
+const refusalOf = (
+  cluster: boolean,
+  command: string,
+  args: ReadonlyArray<string | number>
+): RedisError | undefined => {
+  if (command.toUpperCase() === "FUNCTION") {
+    return fail(new CommandFailed({ command, code: "ERR", detail: "it cannot be simulated" }))
+  }
+  const slots = cluster ? new Set(keysOf(command, args).map(slotOf)) : undefined
+  return slots === undefined || slots.size < 2
+    ? undefined
+    : fail(new CommandFailed({ command, code: "CROSSSLOT", detail: "Keys in request don't hash to the same slot" }))
 }
 
 /** The world begins at this time, in milliseconds since the epoch. */
@@ -201,6 +216,8 @@ export class Process implements Scheduler.Scheduler, Scheduler.SchedulerDispatch
       send: (command, ...args) =>
         Effect.suspend(() => {
           checkShared(command, args)
+          const refusal = refusalOf(this.#world.cluster, command, args)
+          if (refusal !== undefined) return Effect.fail(refusal)
           return Effect.tryPromise({
             try: () => connected.then(() => commands.send(command, args, commandTimeout) as Promise<never>),
             catch: (cause) => cause as RedisError

@@ -28,13 +28,17 @@ const notSimulated: ReadonlySet<string> = new Set([
   "HPEXPIREAT",
   "HRANDFIELD",
   "HSETEX",
+  "LASTSAVE",
   "MIGRATE",
   "MOVE",
   "RANDOMKEY",
   "RESTORE",
+  "SCAN",
   "SPOP",
+  "SSCAN",
   "SWAPDB",
-  "ZRANDMEMBER"
+  "ZRANDMEMBER",
+  "ZSCAN"
 ])
 
 // They write nothing, or nothing that a replica could miss.

@@ -151,6 +151,20 @@ special.SRANDMEMBER = function(run, key, count)
   return some
 end
 
+-- Redis answers these in an order that differs from one server to another.
+local function sort(name)
+  special[name] = function(run, ...)
+    local reply = run(name, ...)
+    if type(reply) == 'table' and not reply.err then table.sort(reply) end
+    return reply
+  end
+end
+sort('KEYS')
+sort('SDIFF')
+sort('SINTER')
+sort('SMEMBERS')
+sort('SUNION')
+
 -- The place of the id among the arguments behind the key.
 local function idIn(args)
   local function is(at, word) return args[at] and string.upper(args[at]) == word end
