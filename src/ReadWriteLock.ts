@@ -185,6 +185,8 @@ const taking = (
 class Changes {
   /** The effects that write under it since it was made a write lock for the first of them. */
   readonly writers = new Set<Writer>()
+  /** Those whose writing a downgrade ends, unless Redis refuses it. */
+  downgraded: ReadonlyArray<Writer> = []
   /** So many requests to make it lighter are not answered. */
   lightening = 0
   /** One of them was refused, and has to be made again. */
@@ -192,7 +194,9 @@ class Changes {
 }
 
 /** An effect that writes under a read lock. */
-type Writer = symbol
+class Writer {
+  ended = false
+}
 
 const known = new WeakMap<Hold, Changes>()
 
@@ -239,17 +243,25 @@ const reweigh = (
         persists: true,
         refused: ({ reason }, sent) => {
           if (!isLighter) return
-          if (insists || sent) {
+          const { downgraded } = changes
+          changes.downgraded = []
+          // Its writing has ended meanwhile, which nothing else says to Redis.
+          const isOver = downgraded.length > 0 && downgraded.every(({ ended }) => ended)
+          if (insists || sent || isOver) {
             if (changes.isOwed) changes.lightening--
             changes.isOwed = true
             if (reason._tag !== "ActorDefect") lightenLater(hold)
           } else {
             changes.lightening--
             hold.weight = everything
+            for (const writer of downgraded) if (!writer.ended) changes.writers.add(writer)
           }
         },
         answered: (reply) => {
-          if (isLighter) changes.lightening--
+          if (isLighter) {
+            changes.lightening--
+            changes.downgraded = []
+          }
           if (reply[0] !== "granted") return
           hold.weight = weight
           if (isLighter) return
@@ -274,7 +286,7 @@ const lightenLater = (hold: Hold): void => {
 /** One effect more writes under a read lock. */
 const upgrade = (reading: Hold): Effect.Effect<Writer, ReadWriteLockError> =>
   Effect.suspend(() => {
-    const writer: Writer = Symbol()
+    const writer = new Writer()
     changesOf(reading).writers.add(writer)
     if (isHeavy(reading)) return Effect.succeed(writer)
     return Effect.flatMap(reweigh(reading, "write"), (outcome) =>
@@ -305,6 +317,7 @@ const lighten = (
 ): Effect.Effect<void> =>
   Effect.suspend(() => {
     const { writers } = changesOf(reading)
+    writer.ended = true
     // A downgrade has ended the writing of all of them.
     if (!writers.delete(writer) || writers.size > 0 || !mayBeHeavy) return Effect.void
     const lightened = Effect.ignore(reweigh(reading, "read", true))
@@ -522,7 +535,9 @@ export const downgrade = (lease: Lease): Effect.Effect<void, ReadWriteLockError>
       const { claim: { place: { namespace } }, key, kind } = lease
       return Effect.fail(fail(new NotWriting({ kind, key, namespace })))
     }
-    changesOf(lease).writers.clear()
+    const changes = changesOf(lease)
+    changes.downgraded = [...changes.writers]
+    changes.writers.clear()
     return Effect.flatMap(reweigh(lease, "read"), (outcome) =>
       outcome === "granted" ? Effect.void : Effect.fail(fail(lease.lossError("closed"))))
   })

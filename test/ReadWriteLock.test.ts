@@ -412,4 +412,45 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("R
         )
         yield* eventually(Effect.map(reading, (read) => assert.isTrue(Option.isSome(read))))
       }).pipe(Effect.scoped), { lease: "2 seconds", margin: "400 millis" }))
+
+  it.effect("writes until its effect has ended when Redis has refused a downgrade", () =>
+    several(2, ([one, two], _, server) =>
+      Effect.gen(function*() {
+        const reading = onNode(two!)(apart(ReadWriteLock.withReadLockIfAvailable(Effect.void, "a")))
+        const downgrading = Effect.flatMap(Lease.current, (lease) => ReadWriteLock.downgrade(Option.getOrThrow(lease)))
+        const refused = Effect.gen(function*() {
+          yield* server.cli("ACL", "SETUSER", "default", "-fcall")
+          const { reason } = yield* Effect.flip(downgrading)
+          assert.strictEqual(reason._tag, "MissingPermission")
+        }).pipe(Effect.ensuring(Effect.orDie(server.cli("ACL", "SETUSER", "default", "+fcall"))))
+        yield* onNode(one!)(ReadWriteLock.withReadLock(
+          Effect.gen(function*() {
+            yield* ReadWriteLock.withWriteLock(
+              Effect.andThen(
+                refused,
+                Effect.gen(function*() {
+                  assert.isTrue(Option.isNone(yield* reading))
+                  const again = yield* Effect.flip(ReadWriteLock.withWriteLock(Effect.void, "a"))
+                  assert.strictEqual(again.reason._tag, "AlreadyWriting")
+                })
+              ),
+              "a"
+            )
+            assert.isTrue(Option.isSome(yield* reading))
+            // Its effect has ended before the downgrade was refused.
+            const fiber = yield* ReadWriteLock.withWriteLock(
+              Effect.andThen(
+                server.cli("ACL", "SETUSER", "default", "-fcall"),
+                Effect.forkDetach(Effect.exit(downgrading), { startImmediately: true })
+              ),
+              "a"
+            )
+            assert.isTrue(Exit.isFailure(yield* Fiber.join(fiber)))
+            yield* server.cli("ACL", "SETUSER", "default", "+fcall")
+            yield* eventually(Effect.map(reading, (read) => assert.isTrue(Option.isSome(read))))
+            assert.isTrue(Option.isNone(yield* ReadWriteLock.withWriteLock(reading, "a")))
+          }),
+          "a"
+        ))
+      })))
 })
