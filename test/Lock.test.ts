@@ -1,5 +1,5 @@
 import { assert, layer } from "@effect/vitest"
-import { Cause, Deferred, Duration, Effect, Exit, Fiber, Option } from "effect"
+import { Cause, Deferred, Duration, Effect, Exit, Fiber, Option, Scope } from "effect"
 import { TestClock } from "effect/testing"
 import { type Coordinator, Lease, Lock, Redis } from "../src/index.ts"
 import { elapsed } from "./support/awake.ts"
@@ -284,6 +284,28 @@ layer(TestServer.layer, live)("Lock", (it) => {
         )
       }))
     ))
+
+  it.effect("is held for no longer than maxHold by those that share it, and outlive the first holder", () =>
+    withNode(() =>
+      Effect.gen(function*() {
+        const isMaxHold = ({ reason }: Lock.LockError) =>
+          assert.strictEqual(reason._tag === "LeaseLost" && reason.reason, "maxHold")
+        // A longer scope has it, too.
+        const scope = yield* Scope.make()
+        const sharing = Effect.andThen(Scope.provide(Lock.acquire("a", { reentrant: true }), scope), Effect.never)
+        isMaxHold(yield* Effect.flip(Lock.withLock(sharing, "a", { maxHold: "50 millis" })))
+        yield* within(Lock.withLock(Effect.void, "a"), 2000, "the release")
+        yield* Scope.close(scope, Exit.void)
+        // The first holder ends before that.
+        const inside = yield* Deferred.make<void>()
+        const body = Effect.andThen(Deferred.succeed(inside, undefined), Effect.never)
+        const share = Effect.forkDetach(Effect.flip(Lock.withLock(body, "b", { reentrant: true })))
+        const shared = yield* Lock.withLock(Effect.tap(share, () => Deferred.await(inside)), "b", {
+          maxHold: "200 millis"
+        })
+        isMaxHold((yield* within(Fiber.join(shared), 2000, "the loss")).result)
+        yield* within(Lock.withLock(Effect.void, "b"), 2000, "the release")
+      }), { lease: "6 seconds", margin: "200 millis" }))
 
   it.effect("interrupts a holder that holds it for longer than maxHold", () =>
     withNode((namespace) =>

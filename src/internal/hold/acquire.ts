@@ -239,13 +239,13 @@ export const acquireUnscoped = <E>(acquiring: Acquire<E>): Effect.Effect<Hold | 
       const maxHold = maxHoldOf(place, options)
       const spanning = spanUnscoped(hold)
       return Effect.as(
-        maxHold === undefined ? spanning : Effect.andThen(spanning, limitUnscoped(place, hold, maxHold)),
+        maxHold === undefined ? spanning : Effect.andThen(spanning, limited(place, hold, maxHold)),
         hold
       )
     })
   )
 
-// No scope ends what belongs to the hold, so the end of the hold does.
+// The end of the hold ends what belongs to it: users may outlive the one that has acquired it.
 const endWith = (hold: Hold, end: () => void): void => {
   const { onRelease } = hold
   hold.onRelease = () => {
@@ -263,16 +263,18 @@ const spanUnscoped = (hold: Hold): Effect.Effect<void> =>
     })
   )
 
-// After the limit, the timer still has to wait for the margin.
-const limitUnscoped = (place: Place, hold: Hold, maxHold: Duration.Input): Effect.Effect<void> =>
-  Effect.contextWith((context: Context.Context<never>) =>
-    Effect.sync(() => {
-      const timer = Effect.runForkWith(context)(limit(place, hold, maxHold))
-      endWith(hold, () => {
-        if (hold.loss !== "maxHold") timer.interruptUnsafe()
-      })
-    })
-  )
+/** Ends a hold after some time, whoever uses it then, unless it has been released before. */
+export const limit = (context: Context.Context<never>, place: Place, hold: Hold, maxHold: Duration.Input): void => {
+  const timer = Effect.runForkWith(context)(limiting(place, hold, maxHold))
+  endWith(hold, () => {
+    // After the limit, it still has to wait for the margin.
+    if (hold.loss !== "maxHold") timer.interruptUnsafe()
+  })
+}
+
+/** As `limit`. */
+export const limited = (place: Place, hold: Hold, maxHold: Duration.Input): Effect.Effect<void> =>
+  Effect.contextWith((context: Context.Context<never>) => Effect.sync(() => limit(context, place, hold, maxHold)))
 
 /**
  * Acquires into the scope of the caller; the rest of the fiber runs under the hold. `begin` is called at once, and
@@ -324,11 +326,11 @@ const enter = (
     fiber.setContext(under(fiber.context, hold))
     const spanning = spannedScope(fiber, scope, `lockstep.${hold.kind}.hold`, hold.kind, hold.key)
     if (maxHold === undefined) return spanning
-    return Effect.andThen(spanning, Effect.forkIn(limit(place, hold, maxHold), scope))
+    return Effect.andThen(spanning, limited(place, hold, maxHold))
   })
 
 /** Ends a hold after some time. As after any loss, the margin is for finalizers; then it is released for them. */
-export const limit = ({ channel, space: { kernel } }: Place, hold: Hold, maxHold: Duration.Input) =>
+export const limiting = ({ channel, space: { kernel } }: Place, hold: Hold, maxHold: Duration.Input) =>
   Effect.gen(function*() {
     yield* Effect.sleep(duration(maxHold, "maxHold"))
     if (!hold.active) return

@@ -15,6 +15,8 @@ import {
   leave,
   leaving,
   limit,
+  limited,
+  limiting,
   maxHoldOf,
   type Restore,
   waited,
@@ -45,7 +47,9 @@ export const withHold = <A, E, R, E2>(
             const { fail, options, place, refuse } = acquiring
             if (outcome[0] !== "granted") return refuse(outcome)
             granted = true
-            return protecting(fiber, self, [hold], restore, fail, limiting(place, options))
+            const maxHold = maxHoldOf(place, options)
+            if (maxHold !== undefined) limit(fiber.context, place, hold, maxHold)
+            return protecting(fiber, self, [hold], restore, fail, undefined)
           }
         )
       ),
@@ -54,15 +58,10 @@ export const withHold = <A, E, R, E2>(
     )
   })
 
-/** The limit that ends a hold after its `maxHold`, if it has one. */
+/** The limit that ends a hold after its `maxHold`, if the effect has not ended by then. */
 interface Limiting {
   readonly place: Place
   readonly maxHold: Duration.Input
-}
-
-const limiting = (place: Place, options: WaitOptions | undefined): Limiting | undefined => {
-  const maxHold = maxHoldOf(place, options)
-  return maxHold === undefined ? undefined : { place, maxHold }
 }
 
 /** Acquires all, one after the other, and runs the effect under all of them. */
@@ -81,12 +80,9 @@ export const withAllHolds = <A, E, R, E2>(
         : clock.currentTimeMillisUnsafe() + Duration.toMillis(duration(wait, "wait"))
       const taken: Array<Hold> = []
       // Each is held from its grant on, also while the next one is waited for.
-      const timers: Array<Fiber.Fiber<void>> = []
-      const limited = (hold: Hold, place: Place): Effect.Effect<void> => {
+      const limitedBy = (hold: Hold, place: Place): Effect.Effect<void> => {
         const maxHold = maxHoldOf(place, options)
-        return maxHold === undefined
-          ? Effect.void
-          : Effect.map(Effect.forkDetach(limit(place, hold, maxHold)), (timer) => void timers.push(timer))
+        return maxHold === undefined ? Effect.void : limited(place, hold, maxHold)
       }
       const next = (at: number): Effect.Effect<A, E | E2, R> => {
         if (at === acquiring.length) return underAll(self, taken, restore, fail)
@@ -99,16 +95,13 @@ export const withAllHolds = <A, E, R, E2>(
           acquire({ ...one, fail: failed, options: { ...options, wait: left } }, unlessLost(taken, restore, fail)),
           (hold) => {
             taken.push(hold!)
-            return Effect.andThen(limited(hold!, one.place), next(at + 1))
+            return Effect.andThen(limitedBy(hold!, one.place), next(at + 1))
           }
         )
       }
       return Effect.onExitPrimitive(
         next(0),
-        () => {
-          for (const timer of timers) timer.interruptUnsafe()
-          return Effect.forEach(taken, leaving, { concurrency: "unbounded", discard: true })
-        },
+        () => Effect.forEach(taken, leaving, { concurrency: "unbounded", discard: true }),
         true
       )
     })
@@ -211,7 +204,7 @@ const protecting = <A, E, R, E2>(
   }
   const interrupt = () => child.interruptUnsafe(parent.id)
   for (const hold of holds) hold.onLoss(interrupt)
-  const timer = limited && Effect.runForkWith(parent.context)(limit(limited.place, holds[0]!, limited.maxHold))
+  const timer = limited && Effect.runForkWith(parent.context)(limiting(limited.place, holds[0]!, limited.maxHold))
   return Effect.onExitPrimitive(
     restore(joined(child, (exit) => outcome(holds, exit, fail))),
     () => {
