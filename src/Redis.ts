@@ -86,6 +86,7 @@ import * as persistence from "./internal/redis/persistence.ts"
 import { probeFunctions, sendProbing } from "./internal/redis/probe.ts"
 import { parseAddresses, parseUrl, resolve, resolveClient, type Source } from "./internal/redis/resolve.ts"
 import { single } from "./internal/redis/single.ts"
+import { sent } from "./internal/redis/waiting.ts"
 
 /**
  * A connection of its own, for blocking commands. See `Redis.connect`.
@@ -119,7 +120,8 @@ export class Redis extends Context.Service<Redis, {
 
   /**
    * Sends one command on the shared connection, as RESP2 has it: maps are flat arrays. On a Cluster it goes to the node
-   * of its first key. Interruption stops waiting; the command may be executed all the same.
+   * of its first key. Interruption stops waiting; the command may be executed all the same. Without a connection it fails
+   * in the next turn of the event loop.
    */
   readonly send: <A = unknown>(
     command: string,
@@ -215,10 +217,10 @@ const connected = (self: Connection, io: Io, timeout: number, patient: boolean):
 
 const timedOut = (command: string): RedisError => new RedisError({ reason: new Timeout({ command }) })
 
-const sendShared = (self: Connection, timeout: number): Redis["Service"]["send"] => (command, ...args) =>
+const sendShared = (self: Connection, io: Io, timeout: number): Redis["Service"]["send"] => (command, ...args) =>
   Effect.suspend(() => {
     checkShared(command, args)
-    return attempt(() => sendProbing(self, command, args, timeout) as Promise<never>)
+    return sent(io, () => sendProbing(self, command, args, timeout) as Promise<never>)
   })
 
 const sendDedicated =
@@ -362,7 +364,7 @@ const make = Effect.fnUntraced(function*(resolved: () => Source, timeouts: Timeo
   const redis = Redis.of({
     topology,
     server,
-    send: sendShared(commands, commandTimeout),
+    send: sendShared(commands, io, commandTimeout),
     connect,
     state: SubscriptionRef.get(state),
     changes: SubscriptionRef.changes(state),

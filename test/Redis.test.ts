@@ -693,6 +693,23 @@ describe("Redis", () => {
       20_000
     )
 
+    it.live(
+      "leaves turns of the event loop to connect in, though a program tries again at once",
+      () =>
+        Effect.gen(function*() {
+          const { port } = yield* server()
+          yield* withRedis(Redis.layer({ host: "127.0.0.1", port }), (redis) =>
+            Effect.gen(function*() {
+              connectionsOf(redis).commands.reset()
+              let tries = 0
+              let failed = true
+              while (failed && tries++ < 100_000) failed = Exit.isFailure(yield* Effect.exit(redis.send("PING")))
+              assert.isFalse(failed)
+            }))
+        }).pipe(Effect.scoped),
+      20_000
+    )
+
     it.live("reset, down, and the deadline of plain connections", () =>
       Effect.gen(function*() {
         const { port } = yield* server()

@@ -145,6 +145,21 @@ layer(Simulation.layer, { excludeTestServices: true })("Simulation", (it) => {
       assert.match(failed.reason, /runs in circles/)
     }), 60_000)
 
+  it.effect("connects again though its program tries to send at once, again and again", () =>
+    Effect.gen(function*() {
+      let tries = 0
+      const program = ({ isStopping }: Simulation.Process) =>
+        Effect.gen(function*() {
+          const redis = yield* Redis.Redis
+          while (!isStopping() && tries < 100_000) {
+            tries++
+            yield* Effect.ignore(redis.send("PING"))
+          }
+        })
+      yield* Simulation.run(program, { faults: ["cut"], faultEvery: 8, calm: "50 millis" })
+      assert.isBelow(tries, 100_000)
+    }))
+
   it.effect("leaves time to whoever runs it, though its program only computes", () =>
     Effect.gen(function*() {
       const program = ({ isStopping }: Simulation.Process) =>

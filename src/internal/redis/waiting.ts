@@ -1,5 +1,6 @@
 /** Waits for connections that are not ready yet. */
 
+import * as Effect from "effect/Effect"
 import type { Io } from "../io.ts"
 import type { Connection } from "./connection.ts"
 import { RedisError } from "./errors.ts"
@@ -72,3 +73,19 @@ export const patient = async <A>(
     }
   }
 }
+
+/**
+ * The result of a command that a program sends. Where there is no connection, it fails in a later turn of the event loop: a program
+ * that tries again at once would otherwise leave none in which to connect.
+ */
+export const sent = <A>(io: Io, send: () => Promise<A>): Effect.Effect<A, RedisError> =>
+  Effect.callback((resume) => {
+    send().then(
+      (reply) => resume(Effect.succeed(reply)),
+      (error: RedisError) => {
+        const failed = () => resume(Effect.fail(error))
+        if (error instanceof RedisError && error.reason._tag === "NotConnected") io.after(0, failed)
+        else failed()
+      }
+    )
+  })

@@ -17,6 +17,7 @@ import { CurrentIo, type Io, live, type Timer } from "../io.ts"
 import { checkShared, keysOf, slotOf } from "../redis/command.ts"
 import { type Connections, register, whenReady } from "../redis/connection.ts"
 import { CommandFailed, fail, type RedisError } from "../redis/errors.ts"
+import { sent } from "../redis/waiting.ts"
 import { prettyOf } from "../text.ts"
 import { randomOf } from "./choices.ts"
 import { Wire } from "./wire.ts"
@@ -218,10 +219,10 @@ export class Process implements Scheduler.Scheduler, Scheduler.SchedulerDispatch
           checkShared(command, args)
           const refusal = refusalOf(this.#world.cluster, command, args)
           if (refusal !== undefined) return Effect.fail(refusal)
-          return Effect.tryPromise({
-            try: () => connected.then(() => commands.send(command, args, commandTimeout) as Promise<never>),
-            catch: (cause) => cause as RedisError
-          })
+          return sent(
+            this.io,
+            () => connected.then(() => commands.send(command, args, commandTimeout) as Promise<never>)
+          )
         }),
       connect: () => Effect.die(absent("connect")),
       state: Effect.sync(commands.state),
