@@ -285,6 +285,24 @@ layer(TestServer.layer, live)("Lock", (it) => {
       }))
     ))
 
+  it.effect("is the current lease where it is shared or protects, also behind one that was acquired since", () =>
+    withNode(() =>
+      Effect.scoped(Effect.gen(function*() {
+        const key = Effect.map(Lease.current, (lease) => Option.getOrThrow(lease).key)
+        const first = yield* Lock.acquire("a")
+        const second = yield* Lock.acquire("b")
+        assert.strictEqual(yield* key, "b")
+        const shared = Lock.withLock(key, "a", { reentrant: true })
+        assert.strictEqual(yield* shared, "a")
+        assert.strictEqual(yield* Lock.withLock(shared, "b", { reentrant: true }), "a")
+        assert.strictEqual(yield* Lock.withLocks(key, ["a"], { reentrant: true }), "a")
+        assert.strictEqual(yield* Lease.protect(key, first), "a")
+        assert.strictEqual(yield* Lease.protect(key, second), "b")
+        const inside = Effect.scoped(Effect.andThen(Lock.acquire("c"), key))
+        assert.strictEqual(yield* Lock.withLock(inside, "a", { reentrant: true }), "c")
+      }))
+    ))
+
   it.effect("is held for no longer than maxHold by those that share it, and outlive the first holder", () =>
     withNode(() =>
       Effect.gen(function*() {

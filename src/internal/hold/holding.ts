@@ -103,13 +103,13 @@ const parentOf = (fiber: AnyFiber, holdings: Holding | undefined): AnyFiber | un
   (fiber as Inner)._parent ?? protectedIn(fiber, holdings)?.parent
 
 /** The newest hold of those that the fiber has acquired, or one of its parents before it was forked. */
-const findAcquired = (fiber: AnyFiber, isMeant: (hold: Hold) => boolean): Hold | undefined => {
+const findAcquired = (fiber: AnyFiber, isMeant: (hold: Hold) => boolean): Acquired | undefined => {
   if (fiber.getRef(Apart)) return undefined
   const holdings = fiber.getRef(Holdings)
   let before = Number.POSITIVE_INFINITY
   for (let at: AnyFiber | undefined = fiber; at !== undefined; at = parentOf(at, holdings)) {
     const found = acquired.get(at)?.findLast((one) => one.fiber < before && isMeant(one.hold))
-    if (found !== undefined) return found.hold
+    if (found !== undefined) return found
     before = at.id
   }
   return undefined
@@ -121,7 +121,7 @@ const isOf = ({ active, claim }: Hold, { home, key }: Place): boolean =>
 /** The hold of this place that the fiber runs under, by any coordinator of the process. */
 export const findHold = (fiber: Fiber.Fiber<unknown, unknown>, place: Place): Hold | undefined => {
   for (let at = fiber.getRef(Holdings); at !== undefined; at = at.outer) if (isOf(at.hold, place)) return at.hold
-  return findAcquired(fiber, (hold) => isOf(hold, place))
+  return findAcquired(fiber, (hold) => isOf(hold, place))?.hold
 }
 
 /** Starts a program under holds, in a fiber that `parent` waits for. */
@@ -163,11 +163,13 @@ export const isInside = (fiber: AnyFiber, hold: Hold): boolean =>
   innermostOf(fiber.getRef(Holdings), (one) => one.hold === hold && one.body !== undefined) !== undefined &&
   !isDetached(fiber, hold)
 
-// The last one of two is the inner one.
+// Of two, the one under which the fiber runs since later: a program can be protected by a hold that is older than one of its own.
 const innermost = (fiber: AnyFiber, isMeant: (hold: Hold) => boolean): Hold | undefined => {
   const at = innermostOf(fiber.getRef(Holdings), ({ hold }) => hold.active && isMeant(hold))
   const own = findAcquired(fiber, (hold) => hold.active && isMeant(hold))
-  return own === undefined || at !== undefined && at.hold.heldAt >= own.heldAt ? at?.hold : own
+  if (at === undefined || own === undefined) return at?.hold ?? own?.hold
+  const isOwn = at.body === undefined ? own.hold.heldAt > at.hold.heldAt : own.fiber > at.body.id
+  return isOwn ? own.hold : at.hold
 }
 
 export const current: Effect.Effect<Hold | undefined> = Effect.withFiber((fiber) =>
