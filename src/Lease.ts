@@ -88,8 +88,8 @@ export {
 } from "./internal/hold/loss.ts"
 
 /**
- * Runs an effect for as long as the lease is held. When the lease is lost, the effect is interrupted, its finalizers run,
- * and the result is `LeaseLost`. `withLock` and the other `with...` forms do this by themselves.
+ * Runs an effect under a lease. When the lease is lost, the effect is interrupted, its finalizers run, and the result is `LeaseLost`.
+ * `withLock` and the other `with...` forms do this by themselves. A release does not interrupt it: end the effect before.
  *
  * @category combinators
  * @since 0.1.0
