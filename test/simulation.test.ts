@@ -101,6 +101,38 @@ layer(Simulation.layer, { excludeTestServices: true })("Simulation", (it) => {
       assert.deepStrictEqual(repeated.story, failed.story)
     }))
 
+  it.effect("shows a fault before what follows from it, and says how to repeat a long schedule", () =>
+    Effect.gen(function*() {
+      let seen = false
+      const program = () =>
+        Effect.flatMap(Redis.Redis, ({ send }) =>
+          Effect.forever(
+            send("INCR", "n").pipe(
+              Effect.catch(({ reason }) =>
+                Effect.andThen(
+                  Effect.logInfo(reason._tag),
+                  Effect.sync(() => seen ||= reason._tag === "ConnectionLost")
+                )
+              ),
+              Effect.andThen(Effect.sleep("1 millis"))
+            )
+          ))
+      const invariant = () => seen ? "seen" : undefined
+      const options = { processes: 1, faults: ["cut"], faultEvery: 3 } as const
+      const { seed, story } = yield* Effect.flip(Simulation.run(program, { ...options, invariant }))
+      const at = story.findLastIndex((line) => line.includes(" fault: cut"))
+      assert.isAtLeast(at, 0)
+      assert.isAbove(story.findIndex((line) => line.includes("logs Info ConnectionLost")), at)
+      const failed = new Simulation.SimulationFailed({
+        seed,
+        steps: 2000,
+        choices: Array.from({ length: 2000 }, () => 7),
+        reason: "seen",
+        story
+      })
+      assert.match(failed.message, /the 2000 `choices` of this error; or by `explore`/)
+    }))
+
   it.effect("reports the story of an invariant, or a program, that throws", () =>
     Effect.gen(function*() {
       const throwing = (): never => assert.fail("not so")

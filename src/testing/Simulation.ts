@@ -211,7 +211,12 @@ export class SimulationFailed extends Schema.Error<SimulationFailed>("lockstep/t
 }) {
   override get message(): string {
     const choices = JSON.stringify(this.choices)
-    const shown = choices === undefined || choices.length > 2000 ? "" : `, choices ${choices}`
+    const count = this.choices?.length ?? 0
+    const shown = choices === undefined
+      ? ""
+      : choices.length <= 2000
+      ? `, choices ${choices}`
+      : `, and the ${count} \`choices\` of this error; or by \`explore\` with this seed and its own steps`
     return `${this.reason} (seed ${this.seed}, steps ${this.steps}${shown})\n${abridged(this.story).join("\n")}`
   }
 }

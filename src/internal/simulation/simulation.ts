@@ -188,10 +188,12 @@ export class Simulation {
     await this.world.settle()
     const fault = this.#options.faults[choices.among(this.#options.faults.length)]!
     const restart = (process: Process) => this.#start(this.members.find((member) => member.process === process)!.place)
+    // What follows from it stands behind it.
+    const line = this.world.note("fault", "")
     const struck = await strike(fault, { world: this.world, restart }, this.incidents)
-    if (struck === undefined) return
+    if (struck === undefined) return this.world.forget(line)
+    line[2] = struck.process === undefined ? fault : `${fault} of ${struck.process}`
     await this.world.settle()
-    this.world.note("fault", struck.process === undefined ? fault : `${fault} of ${struck.process}`)
   }
 
   async #step(label?: string): Promise<string | undefined> {

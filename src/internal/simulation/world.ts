@@ -378,6 +378,11 @@ export class World {
     return line
   }
 
+  /** Nothing has happened after all. */
+  forget(line: [at: number, actor: string, what: string]): void {
+    this.#events.splice(this.#events.lastIndexOf(line), 1)
+  }
+
   /** The events so far: one line for each step. */
   readonly trace = (): ReadonlyArray<string> =>
     this.#events.map(([at, actor, what]) => `${at.toFixed(3).padStart(10)} ${actor}: ${what.replaceAll("\n", "\\n")}`)
