@@ -227,7 +227,7 @@ export const simulate = async (
   const program = (process: Process, place: number, stopping: () => boolean) => {
     const own = seedOf(seed, 1000 + simulation.members.length)
     const recorded = records.recorder(`client-${place + 1}.${process.name}`, micros)
-    // The fibers of a crashed process go on until their requests fail.
+    // A process that has crashed records nothing.
     const record = (event: Event) => {
       if (!process.crashed) recorded(event)
     }

@@ -71,8 +71,8 @@ const [noticed, retried] = [7000, 7000]
 
 const isMailbox = (stream: string): boolean => stream.includes("}:mail:")
 
-const cutAll = ({ living }: World): void => {
-  for (const process of living) for (const wire of process.wires) wire.cut("the server is gone")
+const cutAll = ({ processes }: World): void => {
+  for (const process of processes) for (const wire of process.wires) wire.cut("the server is gone")
 }
 
 // Until it is switched back, or all is healed.
@@ -109,7 +109,7 @@ const strikes = {
   /** An event does not reach the mailbox that it was posted to. */
   "lost event": async (scene) => {
     const { world } = scene
-    const unread = world.living.flatMap((process) =>
+    const unread = world.processes.filter(({ crashed }) => !crashed).flatMap((process) =>
       process.wires.flatMap((wire) => world.unread(wire)).filter(isMailbox).map((mailbox) => ({ mailbox, process }))
     )
     const found = pick(scene, unread)
@@ -118,11 +118,16 @@ const strikes = {
     return { process: found.process.name, to: world.now + noticed, forgets: false }
   },
   /** A process ends at once, and another one is started in its place. */
-  crash: ofProcess((scene, process) => {
-    scene.world.crash(process)
+  crash: async (scene) => {
+    const { world } = scene
+    const process = pick(scene, awake(scene))
+    if (process === undefined) return undefined
+    // Before the first step, promises of its program may not have gone on yet: they would do so behind the crash.
+    await world.settle()
+    world.crash(process)
     scene.restart(process)
-    return 0
-  }),
+    return { process: process.name, to: world.now, forgets: false }
+  },
   /** A process stands still, for longer than its lease perhaps. */
   pause: ofProcess((scene, process) => {
     const millis = oneOf(scene, [50, 500, 2500, 5000])

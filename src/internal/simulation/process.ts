@@ -186,7 +186,8 @@ export class Process implements Scheduler.Scheduler, Scheduler.SchedulerDispatch
     const wire = new Wire(role, {
       name: this.name,
       io: this.io,
-      isPaused: () => this.pausedUntil > this.#world.now(),
+      // One that has crashed never notices that its connections break: an error would let its fibers go on.
+      isPaused: () => this.crashed || this.pausedUntil > this.#world.now(),
       onCut: this.#world.onCut,
       onClose: (closed) => {
         this.wires = this.wires.filter((one) => one !== closed)

@@ -171,7 +171,7 @@ export class Simulation {
     Effect.runForkWith(process.context())(running).addObserver((exit) => this.#ended(member, exit))
   }
 
-  // The fibers of a process that has crashed go on until their requests fail.
+  // Programs can end each other by what they share, though one of them has crashed.
   #ended(member: Member, exit: Exit.Exit<void, unknown>): void {
     const { process } = member
     if (process.crashed) return
@@ -184,8 +184,6 @@ export class Simulation {
 
   async #strike(): Promise<void> {
     const { choices } = this.world
-    // What the programs have begun before the first step may not go on in a process that crashes.
-    await this.world.settle()
     const fault = this.#options.faults[choices.among(this.#options.faults.length)]!
     const restart = (process: Process) => this.#start(this.members.find((member) => member.process === process)!.place)
     // What follows from it stands behind it.

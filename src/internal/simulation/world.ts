@@ -167,11 +167,6 @@ export class World {
     }
   }
 
-  /** Nothing reaches those that have crashed: an error would let their fibers go on. */
-  get living(): ReadonlyArray<Process> {
-    return this.processes.filter(({ crashed }) => !crashed)
-  }
-
   isAwake(process: Process): boolean {
     return !process.crashed && process.pausedUntil <= this.now
   }
@@ -366,7 +361,7 @@ export class World {
     this.isCalm = this.isPrompt = true
     this.server.full = this.server.migrating = false
     await this.server.endMigration()
-    for (const process of this.living) {
+    for (const process of this.processes) {
       process.pausedUntil = 0
       for (const wire of process.wires) if (wire.deaf || wire.mute) wire.reset()
     }
