@@ -347,7 +347,7 @@ end
 
 -- barrier.join: creates the barrier, or joins it. When it is for another number of parties, `mismatch` decides: "fail",
 -- unless no other session has it open; "keep" that number; or "resize" it, for the present generation too unless its action
--- runs. "firm" is as "fail", though an expired session may stand in the way.
+-- runs. "firm" is as "fail", and "kept" as "keep", though only an expired session may have it open.
 -- keys: hash, items
 -- args: id string, parties number, mismatch string
 -- reply: ["joined", generation number, epoch number, parties number, change number] | ["mismatch", parties number] | ["stale"]
@@ -356,10 +356,10 @@ handlers['barrier.join'] = function(ctx, key, id, parties, mismatch)
   local state, member = loadBarrier(key, 'o' .. claimOf(ctx, id))
   if not state or state.members == 0 then state = newBarrier(ctx, parties, state) end
   -- A member that asks again only wants to know how the barrier is.
-  if not member and state.parties ~= parties and mismatch ~= 'keep' then
-    if mismatch ~= 'resize' then
-      return mismatch == 'fail' and isStale(ctx) and STALE or reply('mismatch', state.parties)
-    end
+  local differs = not member and state.parties ~= parties and mismatch ~= 'kept'
+  if differs and (mismatch == 'fail' or mismatch == 'keep') and isStale(ctx) then return STALE end
+  if differs and mismatch ~= 'keep' then
+    if mismatch ~= 'resize' then return reply('mismatch', state.parties) end
     state.parties, state.change = parties, tonumber(nextToken(ctx))
     advance(ctx, key, state)
     announce(ctx, key, json(progressOf(state)))

@@ -55,8 +55,8 @@ local function openPhase(ctx, key, state)
 end
 
 -- doubleBarrier.join: creates the double barrier, or joins it. When it is for another number of parties, `mismatch` decides:
--- "fail", unless no other session has it open; "keep" that number; or "resize" it, from the next phase on. "firm" is as
--- "fail", though an expired session may stand in the way.
+-- "fail", unless no other session has it open; "keep" that number, likewise; or "resize" it, from the next phase on. "firm" is as
+-- "fail", and "kept" as "keep", though only an expired session may have it open.
 -- keys: hash
 -- args: id string, parties number, mismatch string
 -- reply: ["joined", parties number, change number] | ["mismatch", parties number] | ["stale"]
@@ -65,10 +65,10 @@ handlers['doubleBarrier.join'] = function(ctx, key, id, parties, mismatch)
   local state, member = loadPhase(key, 'o' .. claimOf(ctx, id))
   state = state or newPhase(ctx, parties)
   -- A member that asks again only wants to know the number.
-  if not member and state.parties ~= parties and mismatch ~= 'keep' then
-    if mismatch ~= 'resize' and state.members > 0 then
-      return mismatch == 'fail' and isStale(ctx) and STALE or reply('mismatch', state.parties)
-    end
+  local differs, isOpen = not member and state.parties ~= parties and mismatch ~= 'kept', state.members > 0
+  if differs and isOpen and (mismatch == 'fail' or mismatch == 'keep') and isStale(ctx) then return STALE end
+  if differs and not (isOpen and mismatch == 'keep') then
+    if isOpen and mismatch ~= 'resize' then return reply('mismatch', state.parties) end
     state.parties, state.change = parties, tonumber(nextToken(ctx))
     openPhase(ctx, key, state)
     announce(ctx, key, state.parties, state.change)

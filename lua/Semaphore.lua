@@ -245,9 +245,9 @@ local function resize(ctx, key, state)
 end
 
 -- semaphore.join: creates the semaphore, or joins it. When it has another number of permits, `mismatch` decides: "fail",
--- unless no other process has it open; "keep" that number; or "resize". With "attach", it waits until a process creates it. With "again",
+-- unless no other process has it open; "keep" that number, likewise; or "resize". With "attach", it waits until a process creates it. With "again",
 -- it keeps the number, and has found the semaphore gone, though its session is not. Whoever creates it again, those that hold permits, or
--- wait, hear of that. "firm" is as "fail", though an expired session may stand in the way.
+-- wait, hear of that. "firm" is as "fail", and "kept" as "keep", though only an expired session may have it open.
 -- keys: hash
 -- args: id string, permits number, mismatch string
 -- reply: ["joined", capacity number] | ["queued", ahead number] | ["mismatch", capacity number] | ["stale"]
@@ -266,12 +266,13 @@ handlers['semaphore.join'] = function(ctx, key, id, permits, mismatch)
   end
   local differs = state.capacity ~= 0 and state.capacity ~= permits
   local member = call('HGET', key, 'o' .. claim)
-  if differs and (mismatch == 'fail' or mismatch == 'firm') and not member and state.members > 0 then
-    if mismatch == 'fail' and isStale(ctx) then return STALE end
-    return reply('mismatch', state.capacity)
-  end
   -- A member that asks again only wants to know the number.
-  local resized = differs and not member and mismatch ~= 'keep' and mismatch ~= 'attach' and mismatch ~= 'again'
+  differs = differs and not member and mismatch ~= 'kept' and mismatch ~= 'attach' and mismatch ~= 'again'
+  if differs and state.members > 0 then
+    if (mismatch == 'fail' or mismatch == 'keep') and isStale(ctx) then return STALE end
+    if mismatch == 'fail' or mismatch == 'firm' then return reply('mismatch', state.capacity) end
+  end
+  local resized = differs and not (mismatch == 'keep' and state.members > 0)
   if state.capacity == 0 or resized then state.capacity = permits end
   if resized then resize(ctx, key, state) end
   if enrol(ctx, key, id) then state.members = state.members + 1 end

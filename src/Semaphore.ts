@@ -54,7 +54,7 @@ import { Hold } from "./internal/hold/hold.ts"
 import { type Holder, holdersOf, type Waiter, waitersOf } from "./internal/hold/holders.ts"
 import { describe, LeaseLost, WaitTimeout } from "./internal/hold/loss.ts"
 import type { Membership } from "./internal/hold/membership.ts"
-import { mismatchPolicies, oneOf, type Place, placeOf, spaceOf, whole } from "./internal/hold/place.ts"
+import { firmly, mismatchPolicies, oneOf, type Place, placeOf, spaceOf, whole } from "./internal/hold/place.ts"
 import { withHold } from "./internal/hold/protect.ts"
 import { question, request } from "./internal/hold/request.ts"
 import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
@@ -415,8 +415,8 @@ const open = (
         // Joined again, the number that is in force is meant. If it is asked for again in one session, it has been gone alone.
         args: (anyway, again) =>
           known.joined
-            ? [known.permits, again ? "again" : "keep"]
-            : [permits, mode === "fail" && anyway ? "firm" : mode],
+            ? [known.permits, again ? "again" : "kept"]
+            : [permits, anyway && mode !== "attach" ? firmly[mode] : mode],
         observer: {
           observe: ([capacity]) => {
             known.joined = true

@@ -287,7 +287,7 @@ const resize = fc.record({
   do: fc.constant("resize" as const),
   session,
   parties: fc.integer({ min: 1, max: 4 }),
-  how: fc.constantFrom("resize", "keep", "fail", "firm")
+  how: fc.constantFrom("resize", "keep", "kept", "fail", "firm")
 })
 
 const barrierStep = fc.oneof(
@@ -353,7 +353,7 @@ const world = async (
   let joined: Reply = []
   const enrol = async (name: string) => {
     for (const id of members.slice(0, 2)) {
-      joined = await driver.send(name, verb, [id, parties, "keep"])
+      joined = await driver.send(name, verb, [id, parties, "kept"])
       assert.strictEqual(joined[0], "joined")
     }
   }
@@ -437,8 +437,10 @@ const world = async (
 
 /** What is to come of opening it with another number of parties. */
 const opened = (model: BarrierModel | PhaseModel, parties: number, how: string, stale: boolean): "joined" | Reply => {
-  if (parties === model.parties || how === "keep") return "joined"
-  if (how !== "resize") return how === "fail" && stale ? ["stale"] : ["mismatch", model.parties]
+  if (parties === model.parties || how === "kept") return "joined"
+  if (stale && (how === "fail" || how === "keep")) return ["stale"]
+  if (how === "keep") return "joined"
+  if (how !== "resize") return ["mismatch", model.parties]
   model.resize(parties)
   return "joined"
 }
@@ -599,7 +601,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "120 seconds" })("
               model.advance()
               if (step.member === 2) break
               assert.deepStrictEqual<Reply>(
-                (await send(name, "barrier.join", [`m${step.member}`, parties, "keep"])).slice(0, 4),
+                (await send(name, "barrier.join", [`m${step.member}`, parties, "kept"])).slice(0, 4),
                 // For as long as a session has it open, there are members.
                 ["joined", model.generation, joined[2], model.parties]
               )
@@ -831,7 +833,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "120 seconds" })("
               assert.deepStrictEqual(await send(name, "session.leave", [`m${step.member}`]), ["left"])
               if (step.member === 2) break
               assert.deepStrictEqual<Reply>(
-                (await send(name, "doubleBarrier.join", [`m${step.member}`, parties, "keep"])).slice(0, 2),
+                (await send(name, "doubleBarrier.join", [`m${step.member}`, parties, "kept"])).slice(0, 2),
                 ["joined", model.parties]
               )
               break

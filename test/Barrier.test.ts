@@ -268,13 +268,16 @@ layer(TestServer.layer, live)("a barrier", (it) => {
         assert.strictEqual(mine.parties, 8)
       }), { lease: "60 seconds" }))
 
-  it.effect("is opened with another number when the last process that had it open has died", () =>
-    several(1, ([here], namespace, server) =>
-      Effect.gen(function*() {
-        yield* on(here!, Barrier.make({ name: "another", parties: 1 }))
-        yield* departed(server, namespace, 1, (context) => barrierOn(context, 3))
-        assert.strictEqual((yield* barrierOn(here!, 4)).parties, 4)
-      }), { lease: "60 seconds" }))
+  it.effect.each(["fail", "keep"] as const)(
+    "is opened with another number when the last process that had it open has died: %s",
+    (onMismatch) =>
+      several(1, ([here], namespace, server) =>
+        Effect.gen(function*() {
+          yield* on(here!, Barrier.make({ name: "another", parties: 1 }))
+          yield* departed(server, namespace, 1, (context) => barrierOn(context, 3))
+          assert.strictEqual((yield* barrierOn(here!, 4, { onMismatch })).parties, 4)
+        }), { lease: "60 seconds" })
+  )
 
   it.effect("is waited for as long as the caller, or the coordinator, says", () =>
     several(2, ([a, b]) =>

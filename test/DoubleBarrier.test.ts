@@ -166,8 +166,10 @@ layer(TestServer.layer, live)("a double barrier", (it) => {
             yield* counts(barrier, 1, 1)
           }))
         assert.deepStrictEqual([yield* barrier.inside, yield* barrier.queued], [0, 0])
-        yield* departed(server, namespace, 1, (context) => barrierOn(context, 3))
-        assert.strictEqual((yield* barrierOn(here!, 4)).parties, 4)
+        for (const onMismatch of ["fail", "keep"] as const) {
+          yield* departed(server, namespace, 1, (context) => barrierOn(context, 3))
+          assert.strictEqual((yield* Effect.scoped(barrierOn(here!, 4, onMismatch))).parties, 4)
+        }
       }), { lease: "60 seconds" }))
 
   it.effect("is waited for as long as the caller, or the coordinator, says, and held no longer than that", () =>

@@ -1,5 +1,5 @@
 import { assert, layer } from "@effect/vitest"
-import { Cause, type Context, Deferred, Effect, Exit, Fiber, Layer, Option, pipe, type Scope } from "effect"
+import { Cause, type Context, Deferred, Effect, Exit, Fiber, Layer, Option, pipe, Scope } from "effect"
 import * as fc from "fast-check"
 import { Coordinator, Lease, Semaphore } from "../src/index.ts"
 import { runs } from "./support/effort.ts"
@@ -365,6 +365,21 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("S
           const { reason } = yield* Fiber.join(holder)
           assert.strictEqual(reason._tag, "LeaseLost")
           assert.strictEqual(yield* Fiber.join(waiter), "waited")
+        }))
+  )
+
+  it.effect.each(["fail", "keep", "resize"] as const)(
+    "has the number of the next process when none has it open, though permits are held: %s",
+    (onMismatch) =>
+      several(2, ([a, b]) =>
+        Effect.gen(function*() {
+          const scope = yield* Scope.make()
+          const former = yield* on(a!, Scope.provide(Semaphore.make({ name: "s", permits: 5 }), scope))
+          const lease = yield* former.take(1)
+          yield* Scope.close(scope, Exit.void)
+          const next = yield* on(b!, Semaphore.make({ name: "s", permits: 7, onMismatch }))
+          assert.strictEqual(yield* next.permits, 7)
+          yield* former.release(lease)
         }))
   )
 

@@ -220,6 +220,9 @@ export const scheduleOf = <S>(schedule: S): S => {
 /** How a number of permits, parties or the like is chosen, where others have another one. */
 export const mismatchPolicies = ["fail", "keep", "resize"] as const
 
+/** The same, where only an expired session may have it open. */
+export const firmly = { fail: "firm", keep: "kept", resize: "resize" } as const
+
 /** A fencing token, as a lease has one. */
 export const tokenOf = ({ token }: { readonly token: number }): number => {
   if (!Number.isSafeInteger(token) || token < 0) {

@@ -8,7 +8,7 @@ import type { CoordinatorReason } from "../actor/errors.ts"
 import { join } from "../hold/acquire.ts"
 import { describe } from "../hold/loss.ts"
 import type { Membership } from "../hold/membership.ts"
-import { mismatchPolicies, oneOf, type Place } from "../hold/place.ts"
+import { firmly, mismatchPolicies, oneOf, type Place } from "../hold/place.ts"
 
 export class PartiesMismatch extends Schema.Error<PartiesMismatch>("lockstep/Barrier/PartiesMismatch")({
   _tag: Schema.tag("PartiesMismatch"),
@@ -67,8 +67,8 @@ export const open = <E>(
       // Joined again after a loss of the session, the number in force is meant, which may be another one by now.
       args: (anyway) =>
         known.change > 0
-          ? [known.parties, "keep"]
-          : [parties, onMismatch === "fail" && anyway ? "firm" : onMismatch],
+          ? [known.parties, "kept"]
+          : [parties, anyway ? firmly[onMismatch] : onMismatch],
       observer: {
         observe: (state) => {
           const [parties, change] = state.slice(-2).map(Number) as [number, number]
