@@ -127,7 +127,8 @@ class Model {
     const differs = this.capacity !== 0 && this.capacity !== permits
     const member = this.members.has(owner)
     if (differs && mismatch === "fail" && !member && this.members.size > 0) return "mismatch"
-    if (this.capacity === 0 || differs && !member && mismatch !== "keep" && mismatch !== "attach") {
+    const keeps = mismatch === "attach" || mismatch === "keep" && this.members.size > 0
+    if (this.capacity === 0 || differs && !member && !keeps) {
       this.capacity = permits
       if (this.taken > permits) this.#recall()
     }
