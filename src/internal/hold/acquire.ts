@@ -235,13 +235,7 @@ export const acquireUnscoped = <E>(acquiring: Acquire<E>): Effect.Effect<Hold | 
   Effect.uninterruptibleMask((restore) =>
     Effect.flatMap(acquire(acquiring, restore), (hold) => {
       if (hold === undefined) return Effect.succeed(hold)
-      const { options, place } = acquiring
-      const maxHold = maxHoldOf(place, options)
-      const spanning = spanUnscoped(hold)
-      return Effect.as(
-        maxHold === undefined ? spanning : Effect.andThen(spanning, limited(place, hold, maxHold)),
-        hold
-      )
+      return Effect.as(enterUnscoped(acquiring, hold), hold)
     })
   )
 
@@ -255,26 +249,30 @@ const endWith = (hold: Hold, end: () => void): void => {
   hold.onLoss(end)
 }
 
-const spanUnscoped = (hold: Hold): Effect.Effect<void> =>
-  Effect.withFiber((fiber) =>
-    Effect.map(spannedUntil(fiber, `lockstep.${hold.kind}.hold`, hold.kind, hold.key), (end) => {
+const enterUnscoped = <E>({ options, place }: Acquire<E>, hold: Hold): Effect.Effect<void> =>
+  Effect.withFiber((fiber) => {
+    limit(fiber, place, hold, options)
+    return Effect.map(spannedUntil(fiber, `lockstep.${hold.kind}.hold`, hold.kind, hold.key), (end) => {
       if (end === undefined) return
       endWith(hold, () => end(hold.loss === undefined ? Exit.void : Exit.fail(hold.lossError())))
     })
-  )
+  })
 
-/** Ends a hold after some time, whoever uses it then, unless it has been released before. */
-export const limit = (context: Context.Context<never>, place: Place, hold: Hold, maxHold: Duration.Input): void => {
+/** Ends a hold after its `maxHold`, if it has one, whoever uses it then, unless it has been released before. */
+export const limit = (
+  { context }: Fiber.Fiber<unknown, unknown>,
+  place: Place,
+  hold: Hold,
+  options: WaitOptions | undefined
+): void => {
+  const maxHold = maxHoldOf(place, options)
+  if (maxHold === undefined) return
   const timer = Effect.runForkWith(context)(limiting(place, hold, maxHold))
   endWith(hold, () => {
     // After the limit, it still has to wait for the margin.
     if (hold.loss !== "maxHold") timer.interruptUnsafe()
   })
 }
-
-/** As `limit`. */
-export const limited = (place: Place, hold: Hold, maxHold: Duration.Input): Effect.Effect<void> =>
-  Effect.contextWith((context: Context.Context<never>) => Effect.sync(() => limit(context, place, hold, maxHold)))
 
 /**
  * Acquires into the scope of the caller; the rest of the fiber runs under the hold. `begin` is called at once, and
@@ -291,7 +289,7 @@ export const acquireScoped = <E>(
         return Effect.as(
           Effect.andThen(
             Scope.addFinalizerExit(scope, ending(hold, begin?.(hold))),
-            enter(acquiring.place, hold, maxHoldOf(acquiring.place, acquiring.options), scope)
+            enter(acquiring.place, hold, acquiring.options, scope)
           ),
           hold
         )
@@ -317,16 +315,15 @@ export const shareScoped = (hold: Hold): Effect.Effect<Hold, never, Scope.Scope>
 const enter = (
   place: Place,
   hold: Hold,
-  maxHold: Duration.Input | undefined,
+  options: WaitOptions | undefined,
   scope: Scope.Scope
 ): Effect.Effect<unknown> =>
   Effect.withFiber((fiber) => {
     hold.fiber = fiber.id
     note(fiber, hold)
     fiber.setContext(under(fiber.context, hold))
-    const spanning = spannedScope(fiber, scope, `lockstep.${hold.kind}.hold`, hold.kind, hold.key)
-    if (maxHold === undefined) return spanning
-    return Effect.andThen(spanning, limited(place, hold, maxHold))
+    limit(fiber, place, hold, options)
+    return spannedScope(fiber, scope, `lockstep.${hold.kind}.hold`, hold.kind, hold.key)
   })
 
 /** Ends a hold after some time. As after any loss, the margin is for finalizers; then it is released for them. */

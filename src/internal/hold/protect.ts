@@ -15,9 +15,7 @@ import {
   leave,
   leaving,
   limit,
-  limited,
   limiting,
-  maxHoldOf,
   type Restore,
   waited,
   waitOf,
@@ -47,8 +45,7 @@ export const withHold = <A, E, R, E2>(
             const { fail, options, place, refuse } = acquiring
             if (outcome[0] !== "granted") return refuse(outcome)
             granted = true
-            const maxHold = maxHoldOf(place, options)
-            if (maxHold !== undefined) limit(fiber.context, place, hold, maxHold)
+            limit(fiber, place, hold, options)
             return protecting(fiber, self, [hold], restore, fail, undefined)
           }
         )
@@ -79,11 +76,6 @@ export const withAllHolds = <A, E, R, E2>(
         ? undefined
         : clock.currentTimeMillisUnsafe() + Duration.toMillis(duration(wait, "wait"))
       const taken: Array<Hold> = []
-      // Each is held from its grant on, also while the next one is waited for.
-      const limitedBy = (hold: Hold, place: Place): Effect.Effect<void> => {
-        const maxHold = maxHoldOf(place, options)
-        return maxHold === undefined ? Effect.void : limited(place, hold, maxHold)
-      }
       const next = (at: number): Effect.Effect<A, E | E2, R> => {
         if (at === acquiring.length) return underAll(self, taken, restore, fail)
         // Each has the rest of the time, and at least a try.
@@ -95,7 +87,11 @@ export const withAllHolds = <A, E, R, E2>(
           acquire({ ...one, fail: failed, options: { ...options, wait: left } }, unlessLost(taken, restore, fail)),
           (hold) => {
             taken.push(hold!)
-            return Effect.andThen(limitedBy(hold!, one.place), next(at + 1))
+            return Effect.withFiber((fiber) => {
+              // Each is held from its grant on, also while the next one is waited for.
+              limit(fiber, one.place, hold!, options)
+              return next(at + 1)
+            })
           }
         )
       }
