@@ -48,10 +48,13 @@ const ofWire = (millis: number, happen: (wire: Wire) => void): Strike => (scene)
   return { process: found.process.name, to: scene.world.now + millis, forgets: false }
 }
 
-const ofProcess = (happen: (scene: Scene, process: Process) => number): Strike => (scene) => {
+const ofProcess = (
+  happen: (scene: Scene, process: Process) => number | Promise<number>
+): Strike =>
+async (scene) => {
   const process = pick(scene, awake(scene))
   if (process === undefined) return undefined
-  return { process: process.name, to: scene.world.now + happen(scene, process), forgets: false }
+  return { process: process.name, to: scene.world.now + await happen(scene, process), forgets: false }
 }
 
 const ofServer = (forgets: boolean, happen: (scene: Scene) => Promise<void> | void): Strike => async (scene) => {
@@ -118,16 +121,13 @@ const strikes = {
     return { process: found.process.name, to: world.now + noticed, forgets: false }
   },
   /** A process ends at once, and another one is started in its place. */
-  crash: async (scene) => {
-    const { world } = scene
-    const process = pick(scene, awake(scene))
-    if (process === undefined) return undefined
+  crash: ofProcess(async (scene, process) => {
     // Before the first step, promises of its program may not have gone on yet: they would do so behind the crash.
-    await world.settle()
-    world.crash(process)
+    await scene.world.settle()
+    scene.world.crash(process)
     scene.restart(process)
-    return { process: process.name, to: world.now, forgets: false }
-  },
+    return 0
+  }),
   /** A process stands still, for longer than its lease perhaps. */
   pause: ofProcess((scene, process) => {
     const millis = oneOf(scene, [50, 500, 2500, 5000])
