@@ -196,10 +196,9 @@ local function newNode(ctx, flow, behind, at, one, numbers, known, edges)
     if known[before] ~= 'd' then open = open + 1 end
   end
   delayNodes(flow, at, one, edges)
-  local line = concat(edges, ' ')
   local node = {
     state = 'b', open = open, verdict = 0, generation = 0, successors = 0,
-    predecessors = #predecessors > 0 and 1 or 0, fatal = (line == '' or find(line, 'f', 1, true)) and '1' or '0', undo = 0
+    predecessors = #predecessors > 0 and 1 or 0, fatal = '1', undo = 0
   }
   call('HSET', flow.items, 'N' .. one[1], at, 'b' .. at .. '.0', concat(predecessors, ' '))
   if behind then call('HSET', flow.items, 'm' .. at, behind) end
@@ -225,9 +224,9 @@ local function addNodes(ctx, flow, behind, from, added)
     local node = known[place] and nodeAt(flow, at) or newNode(ctx, flow, behind, at, one, numbers, known, edges)
     if #edges > 0 then
       -- All its edges say whether they handle its failure.
-      local handled = not find(concat(edges, ' '), 'f', 1, true)
-      if not handled then node.fatal = '1' elseif node.successors == 0 then node.fatal = '0' end
-      call('HSET', flow.items, 'e' .. at .. '.' .. text(node.successors), concat(edges, ' '))
+      local line = concat(edges, ' ')
+      if find(line, 'f', 1, true) then node.fatal = '1' elseif node.successors == 0 then node.fatal = '0' end
+      call('HSET', flow.items, 'e' .. at .. '.' .. text(node.successors), line)
       node.successors = node.successors + 1
     end
     writeNode(flow, at, node)
