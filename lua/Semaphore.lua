@@ -245,9 +245,10 @@ local function resize(ctx, key, state)
 end
 
 -- semaphore.join: creates the semaphore, or joins it. When it has another number of permits, `mismatch` decides: "fail",
--- unless no other process has it open; "keep" that number, likewise; or "resize". With "attach", it waits until a process creates it. With "again",
--- it keeps the number, and has found the semaphore gone, though its session is not. Whoever creates it again, those that hold permits, or
--- wait, hear of that. "firm" is as "fail", and "kept" as "keep", though only an expired session may have it open.
+-- unless no other process has it open; "keep" that number, likewise; or "resize". With "attach", the member waits until a process
+-- creates the semaphore. With "again", the member keeps the number: it has found the semaphore gone, though its session is not. All
+-- sessions hear when a semaphore is created again that was there, and ask about their permits and claims. "firm" is as "fail", and
+-- "kept" as "keep", though only an expired session may have it open.
 -- keys: hash
 -- args: id string, permits number, mismatch string
 -- reply: ["joined", capacity number] | ["queued", ahead number] | ["mismatch", capacity number] | ["stale"]
