@@ -151,6 +151,11 @@ export interface Options {
   readonly faults?: ReadonlyArray<Fault> | undefined
   /** Something breaks once in so many steps. Default 40. */
   readonly faultEvery?: number | undefined
+  /**
+   * Whether time may pass while requests and replies are on their way, until everything is healed: then leases and timeouts can end
+   * without a fault. Default `true`.
+   */
+  readonly delays?: boolean | undefined
   /** How long the programs go on when everything is healed, in simulated time. Default 2 seconds. */
   readonly calm?: Duration.Input | undefined
   /** How long they may take to end then, in simulated time. Default 1 minute. */
@@ -170,10 +175,15 @@ export interface Report {
   readonly simulated: Duration.Duration
 }
 
-// Of a story that is longer than that, a message has its end, and what breaks before, each with a few lines in front.
+// Of a story that is longer than that, a message has what happens at its end, and what breaks before, with a few lines in front.
 const [longest, shownAtEnd, shownInFront, mostShown] = [200, 100, 3, 60]
 
 const isTold = (line: string): boolean => /^ *[\d.]+ (?:fault: |world: |\w+: (?:ends$|fails: ))/.test(line)
+
+// What a process does while nothing happens: its timers, its heartbeats, and a read that brings nothing.
+const isIdle = (line: string): boolean =>
+  /: (?:timer|reader XREAD .*|reader is answered null|commands (?:is answered .{0,8}\["renewed"|session\.renew\b).*)$/
+    .test(line)
 
 const abridged = (story: ReadonlyArray<string>): ReadonlyArray<string> => {
   if (story.length <= longest) return story
@@ -181,11 +191,11 @@ const abridged = (story: ReadonlyArray<string>): ReadonlyArray<string> => {
   for (const at of story.flatMap((line, at) => isTold(line) ? [at] : []).slice(-mostShown)) {
     for (let line = Math.max(0, at - shownInFront); line <= at; line++) shown.add(line)
   }
-  for (let line = story.length - shownAtEnd; line < story.length; line++) shown.add(line)
+  for (const at of story.flatMap((line, at) => isIdle(line) ? [] : [at]).slice(-shownAtEnd)) shown.add(at)
   const lines: Array<string> = []
   let next = 0
   for (const at of [...shown].sort((a, b) => a - b)) {
-    if (at > next) lines.push(`           … ${at - next} lines of \`story\``)
+    if (at > next) lines.push(`           … ${at - next} more`)
     lines.push(story[at]!)
     next = at + 1
   }
@@ -203,7 +213,7 @@ export class SimulationFailed extends Schema.Error<SimulationFailed>("lockstep/t
   _tag: Schema.tag("SimulationFailed"),
   seed: Schema.Number,
   steps: Schema.Number,
-  /** The choices before everything is healed, in a schedule that was shortened; otherwise they are as the seed chooses. */
+  /** Those of a schedule that was shortened, and behind them the first possibility each time; otherwise they are as the seed chooses. */
   choices: Schema.UndefinedOr(Schema.Array(Schema.Number)),
   reason: Schema.String,
   /** One line for each step, with the time in milliseconds. */
@@ -285,6 +295,7 @@ interface Settings {
   readonly steps: number
   readonly faults: ReadonlyArray<Fault>
   readonly every: number
+  readonly delays: boolean
   readonly calm: number
   readonly patience: number
 }
@@ -308,8 +319,16 @@ const durationOf = (input: Duration.Input, what: string): number => {
 // Generators of random numbers have so many states.
 const seeds = 2 ** 32
 
+const flag = (value: boolean, what: string): boolean => {
+  if (typeof value !== "boolean") throw new RangeError(`${what} must be true or false`)
+  return value
+}
+
 const settingsOf = (options: Options): Settings => {
-  const { cluster = false, faultEvery = 40, faults = allFaults, processes = 3, seed = 1, steps = 300 } = options
+  if (typeof options !== "object" || options === null) throw new RangeError("options must be an object")
+  const { cluster = false, delays = true, faultEvery = 40, faults = allFaults, processes = 3, seed = 1, steps = 300 } =
+    options
+  const { calm = "2 seconds", patience = "1 minute" } = options
   if (!Array.isArray(faults)) throw new RangeError(`faults must be an array of ${allFaults.join(", ")}`)
   const unknown = faults.find((fault) => !allFaults.includes(fault))
   if (unknown !== undefined) {
@@ -318,13 +337,21 @@ const settingsOf = (options: Options): Settings => {
   return {
     seed: whole(seed, "seed", 0, seeds - 1),
     processes: whole(processes, "processes", 1, 26),
-    cluster,
+    cluster: flag(cluster, "cluster"),
     steps: whole(steps, "steps", 0, 1_000_000),
     faults,
     every: whole(faultEvery, "faultEvery", 2, 1_000_000),
-    calm: durationOf(options.calm ?? "2 seconds", "calm"),
-    patience: durationOf(options.patience ?? "1 minute", "patience")
+    delays: flag(delays, "delays"),
+    calm: durationOf(calm, "calm"),
+    patience: durationOf(patience, "patience")
   }
+}
+
+const checked = (scenario: Scenario): Scenario => {
+  if (typeof scenario?.program !== "function") throw new RangeError("program must be a function, of a process")
+  const { invariant } = scenario
+  if (invariant !== undefined && typeof invariant !== "function") throw new RangeError("invariant must be a function")
+  return scenario
 }
 
 // One that throws, as an assertion does, does not hold either.
@@ -344,7 +371,7 @@ interface Again {
 }
 
 const simulated = (
-  { invariant, program }: Scenario,
+  scenario: Scenario,
   settings: Settings,
   machine: Machine,
   database: number,
@@ -352,7 +379,8 @@ const simulated = (
   verbose: boolean,
   signal: AbortSignal
 ): Promise<Outcome> => {
-  const { calm, cluster, every, faults, patience, processes, seed, steps } = settings
+  const { calm, cluster, delays, every, faults, patience, processes, seed, steps } = settings
+  const { invariant, program } = checked(scenario)
   const simulation = new Simulation(
     {
       seed,
@@ -362,6 +390,7 @@ const simulated = (
       steps,
       every,
       faults,
+      prompt: !delays,
       patience,
       mostSteps,
       isCalm: (healed, now) => now > healed + calm,
@@ -408,7 +437,7 @@ const failureOf = (
   return {
     reason: stuck
       ? `${names} did not end, and nothing can happen any more: what is waited for never comes, or is not simulated`
-      : `${names} did not end within ${patience} simulated milliseconds`,
+      : `${names} did not end within ${patience} simulated milliseconds of \`isStopping()\``,
     kind: "hung"
   }
 }
@@ -510,6 +539,7 @@ export const run = (
   Effect.gen(function*() {
     const settings = settingsOf(options)
     const { choices, invariant } = options
+    if (choices !== undefined && !Array.isArray(choices)) throw new RangeError("choices must be an array")
     for (const choice of choices ?? []) whole(choice, "each of choices", 0, Number.MAX_SAFE_INTEGER)
     const outcome = yield* lent((machine, database, signal) =>
       simulated({ program, invariant }, settings, machine, database, { choices }, true, signal)

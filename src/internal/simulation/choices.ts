@@ -24,11 +24,13 @@ export interface Round {
   readonly label: string
 }
 
-/** The choices of a schedule until everything was healed. */
+/** The choices of a schedule. */
 export interface Course {
   /** Of its beginning. */
   readonly start: ReadonlyArray<number>
   readonly rounds: ReadonlyArray<Round>
+  /** Those from the healing on. In a course that is given without them, the first possibility is chosen then. */
+  readonly rest?: ReadonlyArray<number> | undefined
 }
 
 /** Choices of one schedule. Those that were given are made again; behind them, the first possibility is chosen. */
@@ -64,10 +66,5 @@ export class Choices {
   /** Another one takes the place of the last one. */
   amend(choice: number): void {
     this.made[this.made.length - 1] = choice
-  }
-
-  /** Those that were given are over, however many are left. */
-  endGiven(): void {
-    if (this.#given !== undefined) this.#given = []
   }
 }

@@ -10,6 +10,7 @@ import * as Formatter from "effect/Formatter"
 import * as Logger from "effect/Logger"
 import * as Option from "effect/Option"
 import * as Random from "effect/Random"
+import * as References from "effect/References"
 import * as Scheduler from "effect/Scheduler"
 import * as Stream from "effect/Stream"
 import { Redis } from "../../Redis.ts"
@@ -60,6 +61,8 @@ const refusalOf = (
     ? undefined
     : fail(new CommandFailed({ command, code: "CROSSSLOT", detail: "Keys in request don't hash to the same slot" }))
 }
+
+const shown = (value: unknown): string => typeof value === "string" ? value : Formatter.format(value)
 
 /** The world begins at this time, in milliseconds since the epoch. */
 export const epoch = 1_800_000_000_000
@@ -121,10 +124,12 @@ export class Process implements Scheduler.Scheduler, Scheduler.SchedulerDispatch
     const { onLog } = world
     const loggers = onLog === undefined
       ? []
-      : [Logger.make(({ cause, logLevel, message }) => {
+      : [Logger.make(({ cause, fiber, logLevel, message }) => {
         const why = cause.reasons.length === 0 ? "" : `: ${prettyOf(cause)}`
-        const text = [message].flat().map((part) => typeof part === "string" ? part : Formatter.format(part)).join(" ")
-        onLog(`logs ${logLevel} ${text}${why}`)
+        const annotations = Object.entries(fiber.getRef(References.CurrentLogAnnotations)).map(([key, value]) =>
+          ` ${key}=${shown(value)}`
+        )
+        onLog(`logs ${logLevel} ${[message].flat().map(shown).join(" ")}${annotations.join("")}${why}`)
       })]
     this.#services = Context.empty().pipe(
       Context.add(Scheduler.Scheduler, this),

@@ -16,13 +16,14 @@ const calm = ({ fault, label, made }: Round): Round => ({
   label
 })
 
-const attemptOf = ({ rounds, start }: Course): Attempt => ({
+const attemptOf = ({ rest = [], rounds, start }: Course): Attempt => ({
   steps: rounds.length,
-  choices: [...start, ...rounds.flatMap(({ fault = [], made }) => [...fault, ...made])]
+  choices: [...start, ...rounds.flatMap(({ fault = [], made }) => [...fault, ...made]), ...rest]
 })
 
 /**
- * Nothing if the first attempt does not fail: then it is what was chosen after everything was healed that counts.
+ * Nothing if the first attempts do not fail: then something is not repeated. The choices from the healing on are only given where it takes
+ * them to fail.
  *
  * First without some of the faults, then with fewer steps, and then without some of those. `fails` tries a course, and answers the course
  * that it has taken, if it fails. It is called so many times at most, and not when it is over.
@@ -35,14 +36,17 @@ export const shrink = async (
 ): Promise<Attempt | undefined> => {
   const { start } = first
   let best = first.rounds
+  let rest: Course["rest"] = undefined
   let tries = 0
   const isSpent = () => tries >= most || isOver()
   const attempt = async (rounds: ReadonlyArray<Round>): Promise<boolean> => {
     if (isSpent()) return false
     tries++
-    const made = await fails({ start, rounds })
-    if (made !== undefined) best = made.rounds
-    return made !== undefined
+    const made = await fails({ start, rounds, rest })
+    if (made === undefined) return false
+    best = made.rounds
+    rest &&= made.rest
+    return true
   }
   // Tries without so many of them at a time, half as many each time. The last ones come first: without an early one, more is different.
   const without = async (count: () => number, drop: (from: number, to: number) => ReadonlyArray<Round>) => {
@@ -58,7 +62,10 @@ export const shrink = async (
         return best.map((round) => round.fault !== undefined && at++ >= from && at <= to ? calm(round) : round)
       }
     )
-  if (!await attempt(best)) return undefined
+  if (!await attempt(best)) {
+    rest = first.rest
+    if (!await attempt(best)) return undefined
+  }
   await withoutFaults()
   for (let least = 0; least < best.length && !isSpent();) {
     const steps = Math.floor((least + best.length) / 2)
@@ -66,5 +73,5 @@ export const shrink = async (
   }
   await without(() => best.length, (from, to) => [...best.slice(0, from), ...best.slice(to)])
   await withoutFaults()
-  return attemptOf({ start, rounds: best })
+  return attemptOf({ start, rounds: best, rest })
 }

@@ -118,9 +118,9 @@ export class Simulation {
     }
     const healed = world.now
     const last = world.steps + mostSteps
+    const before = world.choices.made.length
+    if (course !== undefined) world.choices.give(course.rest ?? [])
     if (!this.#isOver()) await this.#heal()
-    // A schedule that is repeated knows the choices up to here, and one that is shortened goes on in the same way.
-    world.choices.endGiven()
     await this.#until(last, () => isCalm(healed, world.now))
     this.#stopping = true
     world.turns = 0
@@ -140,7 +140,7 @@ export class Simulation {
       hung: this.#isOver() ? [] : this.#hung(),
       stuck: this.#stuck,
       trace: world.trace,
-      course: { start, rounds }
+      course: { start, rounds, rest: world.choices.made.slice(before) }
     }
   }
 
