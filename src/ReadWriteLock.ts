@@ -30,6 +30,7 @@ import * as Cause from "effect/Cause"
 import type * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
+import type * as Fiber from "effect/Fiber"
 import { dual } from "effect/Function"
 import * as Option from "effect/Option"
 import * as Schema from "effect/Schema"
@@ -39,6 +40,7 @@ import { type CoordinatorError, coordinatorReasons } from "./internal/actor/erro
 import * as acquiring from "./internal/hold/acquire.ts"
 import { Hold } from "./internal/hold/hold.ts"
 import { type Holder as AnyHolder, holdersOf, type Waiter as AnyWaiter, waitersOf } from "./internal/hold/holders.ts"
+import { isBehind, type Point, pointOf } from "./internal/hold/holding.ts"
 import { describe, LeaseLost, WaitTimeout } from "./internal/hold/loss.ts"
 import { type Place, placeOf } from "./internal/hold/place.ts"
 import { withHold, withinHold } from "./internal/hold/protect.ts"
@@ -73,12 +75,16 @@ export interface Options {
   readonly cached?: boolean | undefined
   /** How long it outlives a process that died. Default: the coordinator's lease. */
   readonly lease?: Duration.Input | undefined
-  /** For writing inside one's own write lock: share it. Default `false`: it fails with `AlreadyWriting`. */
+  /**
+   * For writing inside one's own write lock: share it. Default `false`: it fails with `AlreadyWriting`. A fiber that writes beside
+   * another one, under a read lock that both share, fails with `UpgradeConflict` all the same.
+   */
   readonly reentrant?: boolean | undefined
 }
 
 /**
- * The read lock could not become a write lock, because others read too. Nothing has changed.
+ * The read lock could not become a write lock, because others read too, or another fiber writes that shares the read lock. Nothing has
+ * changed.
  *
  * @category errors
  * @since 0.1.0
@@ -90,7 +96,7 @@ export class UpgradeConflict extends Schema.Error<UpgradeConflict>("lockstep/Rea
 }) {
   override get message(): string {
     const subject = describe("readWriteLock", this.key, this.namespace)
-    return `Others read under ${subject} too, and two readers that wait for each other would never end: ` +
+    return `Others read or write under ${subject} too, and two readers that wait for each other would never end: ` +
       `leave the read lock before writing.`
   }
 }
@@ -196,6 +202,8 @@ class Changes {
 /** An effect that writes under a read lock. */
 class Writer {
   ended = false
+  /** It runs behind this point, when the lock is a write lock. */
+  begun: Point | undefined = undefined
 }
 
 const known = new WeakMap<Hold, Changes>()
@@ -211,6 +219,10 @@ const isHeavy = (hold: Hold): boolean => hold.weight === everything && changesOf
 
 /** Whether it is a write lock, or is being made one. */
 const isWriting = (hold: Hold): boolean => isHeavy(hold) || changesOf(hold).writers.size > 0
+
+/** Whether others write under the read lock that the fiber shares with them, and the fiber is not a part of what they do. */
+const isBeside = (fiber: Fiber.Fiber<unknown, unknown>, { writers }: Changes): boolean =>
+  writers.size > 0 && [...writers].every(({ begun }) => begun === undefined || !isBehind(fiber, begun))
 
 /**
  * Makes a hold lighter or heavier. Heavier fails with "conflict" unless it is possible at once. Redis executes these in order. One that
@@ -283,6 +295,9 @@ const lightenLater = (hold: Hold): void => {
   })
 }
 
+const conflict = ({ claim, key }: Hold): ReadWriteLockError =>
+  fail(new UpgradeConflict({ key, namespace: claim.place.namespace }))
+
 /** One effect more writes under a read lock. */
 const upgrade = (reading: Hold): Effect.Effect<Writer, ReadWriteLockError> =>
   Effect.suspend(() => {
@@ -292,11 +307,7 @@ const upgrade = (reading: Hold): Effect.Effect<Writer, ReadWriteLockError> =>
     return Effect.flatMap(reweigh(reading, "write"), (outcome) =>
       outcome === "granted"
         ? Effect.succeed(writer)
-        : Effect.fail(fail(
-          outcome === "conflict"
-            ? new UpgradeConflict({ key: reading.key, namespace: reading.claim.place.namespace })
-            : reading.lossError("closed")
-        ))).pipe(
+        : Effect.fail(outcome === "conflict" ? conflict(reading) : fail(reading.lossError("closed")))).pipe(
         Effect.onError((cause) => {
           // Redis may still make it heavier, unless it has refused that.
           const refused = Cause.findErrorOption(cause).pipe(Option.exists(({ reason }) => isRefusal(reason)))
@@ -324,6 +335,13 @@ const lighten = (
     return Exit.isSuccess(exit) ? lightened : Effect.asVoid(Effect.forkDetach(lightened))
   })
 
+/** From here on, the fiber that runs this writes. */
+const begin = (writer: Writer): Effect.Effect<void> =>
+  Effect.withFiber((fiber) => {
+    writer.begun = pointOf(fiber)
+    return Effect.void
+  })
+
 interface Cases<A, E, R> {
   readonly share: (hold: Hold) => Effect.Effect<A, E, R>
   readonly take: (place: Place) => Effect.Effect<A, E, R>
@@ -345,6 +363,7 @@ const nested = <A, E, R>(
       if (found === undefined) return take(place)
       if (mode === "read") return share(found)
       if (!isWriting(found)) return upgraded(found)
+      if (isBeside(fiber, changesOf(found))) return Effect.fail(conflict(found))
       if (!reentrant) return Effect.fail(fail(new AlreadyWriting({ key, namespace: space.kernel.settings.namespace })))
       return changesOf(found).writers.size === 0 ? share(found) : upgraded(found)
     }
@@ -371,7 +390,7 @@ const withMode = <A, E, R>(
     upgraded: (reading) =>
       Effect.acquireUseRelease(
         upgrade(reading),
-        () => withinHold(body, reading, fail),
+        (writer) => withinHold(Effect.andThen(begin(writer), body), reading, fail),
         (writer, exit) => lighten(reading, writer, exit)
       )
   })
@@ -388,11 +407,10 @@ const acquireMode = (
     share: (shared) => Effect.asSome(acquiring.shareScoped(shared)),
     take: (place) => Effect.map(acquiring.acquireScoped(taking(place, mode, wait, options)), Option.fromUndefinedOr),
     upgraded: (reading) =>
-      Effect.asSome(
-        Effect.andThen(
-          Effect.acquireRelease(upgrade(reading), (writer, exit) => lighten(reading, writer, exit)),
-          acquiring.shareScoped(reading)
-        )
+      Effect.acquireRelease(upgrade(reading), (writer, exit) => lighten(reading, writer, exit)).pipe(
+        Effect.flatMap(begin),
+        Effect.andThen(acquiring.shareScoped(reading)),
+        Effect.asSome
       )
   })
 

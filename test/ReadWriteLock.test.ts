@@ -1,5 +1,5 @@
 import { assert, layer } from "@effect/vitest"
-import { Deferred, Effect, Exit, Fiber, Option, Scope } from "effect"
+import { Deferred, Effect, Exit, Fiber, Option, Schedule, Scope } from "effect"
 import { Lease, ReadWriteLock } from "../src/index.ts"
 import { apart } from "../src/internal/hold/holding.ts"
 import type { Proxy } from "../src/testing/Proxy.ts"
@@ -205,27 +205,37 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("R
         yield* ReadWriteLock.withReadLock(
           Effect.gen(function*() {
             // At once: one of them writes, and it writes until its end.
-            const outcome = Effect.match(ReadWriteLock.withWriteLock(Effect.sleep("20 millis"), "a"), {
-              onFailure: ({ reason }) => reason._tag,
-              onSuccess: () => "written"
-            })
-            assert.deepStrictEqual(
-              yield* Effect.all([outcome, outcome], { concurrency: "unbounded" }),
-              ["written", "AlreadyWriting"]
-            )
-            for (const [first, second] of [["100 millis", 0], [0, "100 millis"]] as const) {
-              const writing = (stay: typeof first | typeof second) =>
-                ReadWriteLock.withWriteLock(
-                  Effect.andThen(Effect.sleep(stay), reading),
-                  "a",
-                  reentrant
-                )
+            for (const options of [{}, reentrant]) {
+              const outcome = Effect.match(ReadWriteLock.withWriteLock(Effect.sleep("20 millis"), "a", options), {
+                onFailure: ({ reason }) => reason._tag,
+                onSuccess: () => "written"
+              })
               assert.deepStrictEqual(
-                yield* Effect.all([writing(first), writing(second)], { concurrency: "unbounded" }),
-                [Option.none(), Option.none()]
+                yield* Effect.all([outcome, outcome], { concurrency: "unbounded" }),
+                ["written", "UpgradeConflict"]
               )
               assert.isTrue(Option.isSome(yield* reading))
             }
+            // One that was forked before its parent writes is none of its children there.
+            const refused = yield* Effect.scoped(Effect.gen(function*() {
+              const written = yield* Deferred.make<void>()
+              const beside = Effect.andThen(Deferred.await(written), ReadWriteLock.acquireWrite("a", reentrant))
+              const child = yield* Effect.forkChild(beside, { startImmediately: true })
+              yield* ReadWriteLock.acquireWrite("a")
+              yield* ReadWriteLock.acquireWrite("a", reentrant)
+              yield* Effect.forkChild(ReadWriteLock.acquireWrite("a", reentrant)).pipe(Effect.flatMap(Fiber.join))
+              yield* Deferred.succeed(written, undefined)
+              return yield* Effect.flip(Fiber.join(child))
+            }))
+            assert.strictEqual(refused.reason._tag, "UpgradeConflict")
+            // A child that ends before it.
+            assert.isTrue(Option.isNone(
+              yield* ReadWriteLock.withWriteLock(
+                Effect.andThen(ReadWriteLock.withWriteLock(Effect.void, "a", reentrant), reading),
+                "a"
+              )
+            ))
+            assert.isTrue(Option.isSome(yield* reading))
             // A child that outlives the effect that has upgraded it.
             const child = yield* ReadWriteLock.withWriteLock(
               Effect.forkDetach(
@@ -243,7 +253,12 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("R
                 Effect.andThen(
                   Effect.sleep(at),
                   Effect.exit(
-                    ReadWriteLock.withWriteLock(Effect.sleep(1).pipe(Effect.andThen(reading)), "a", reentrant)
+                    ReadWriteLock.withWriteLock(Effect.sleep(1).pipe(Effect.andThen(reading)), "a").pipe(
+                      Effect.retry({
+                        schedule: Schedule.spaced(1),
+                        while: ({ reason }) => reason._tag === "UpgradeConflict"
+                      })
+                    )
                   )
                 )),
               { concurrency: "unbounded" }

@@ -64,6 +64,9 @@ interface Acquired {
   readonly fiber: number
 }
 
+// Fibers are numbered: all that come later have larger numbers.
+const nextFiber = (): number => Effect.runFork(Effect.void).id
+
 // The context of a fiber says the same, but only up to the end of the region in which it has acquired: a span, annotations of logs, a
 // retry are such regions.
 const acquired = new WeakMap<AnyFiber, Array<Acquired>>()
@@ -74,8 +77,7 @@ const fewest = 16
 /** The fiber has acquired the hold into a scope. */
 export const note = (fiber: AnyFiber, hold: Hold): void => {
   if (fiber.getRef(Apart)) return
-  // Fibers are numbered.
-  const one = { hold, fiber: Effect.runFork(Effect.void).id }
+  const one = { hold, fiber: nextFiber() }
   const holds = acquired.get(fiber)
   if (holds === undefined) return void acquired.set(fiber, [one])
   holds.push(one)
@@ -101,6 +103,26 @@ const isProtectedBy = (fiber: AnyFiber, hold: Hold, holdings: Holding | undefine
 /** The fiber that a fiber is a child of, or that waits for its protected program. */
 const parentOf = (fiber: AnyFiber, holdings: Holding | undefined): AnyFiber | undefined =>
   (fiber as Inner)._parent ?? protectedIn(fiber, holdings)?.parent
+
+/** A point in the life of a fiber. */
+export interface Point {
+  readonly fiber: AnyFiber
+  readonly before: number
+}
+
+export const pointOf = (fiber: AnyFiber): Point => ({ fiber, before: nextFiber() })
+
+/** Whether the fiber is that of the point, or was forked there since, by itself or by a parent. */
+export const isBehind = (fiber: AnyFiber, point: Point): boolean => {
+  const holdings = fiber.getRef(Holdings)
+  let before = Number.POSITIVE_INFINITY
+  for (let at: AnyFiber | undefined = fiber; at !== undefined; at = parentOf(at, holdings)) {
+    if (at === point.fiber) return point.before < before
+    before = at.id
+  }
+  // A detached fiber has no parent, but the holds of the program that has forked it.
+  return point.before < before && innermostOf(holdings, ({ body }) => body === point.fiber) !== undefined
+}
 
 /** The newest hold of those that the fiber has acquired, or one of its parents before it was forked. */
 const findAcquired = (fiber: AnyFiber, isMeant: (hold: Hold) => boolean): Acquired | undefined => {
