@@ -46,7 +46,7 @@
  * @since 0.1.0
  */
 
-import * as Duration from "effect/Duration"
+import type * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
 import * as Option from "effect/Option"
@@ -59,7 +59,7 @@ import type { Departure } from "./internal/hold/departing.ts"
 import type { Hold } from "./internal/hold/hold.ts"
 import { describe, LeaseLost, WaitTimeout } from "./internal/hold/loss.ts"
 import { InvalidPayload, type Payload, payload } from "./internal/hold/payload.ts"
-import { duration, millis, type Place, placeOf, spaceOf } from "./internal/hold/place.ts"
+import { millis, type Place, placeOf, spaceOf } from "./internal/hold/place.ts"
 import { protect } from "./internal/hold/protect.ts"
 import { question, request } from "./internal/hold/request.ts"
 import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
@@ -358,15 +358,13 @@ class RendezvousImpl<A> implements Rendezvous<A> {
           const args = [this.#place.space.kernel.uniqueId(), this.#timeToLive, json]
           const { kind, name, namespace } = this.#place
           const wait = acquiring.waitOf(this.#place, options)
-          const deadline = wait === undefined
-            ? undefined
-            : clock.currentTimeMillisUnsafe() + Duration.toMillis(duration(wait, "wait"))
+          const left = wait === undefined ? undefined : acquiring.leftOf(clock, wait)
           const attempt = (isLast: boolean): Effect.Effect<A, RendezvousError> => {
             // Each attempt has the rest of the time, and at least a try.
-            const left = deadline === undefined ? undefined : Math.max(1, deadline - clock.currentTimeMillisUnsafe())
+            const rest = left && Math.max(1, left())
             return Effect.flatMap(
               Effect.mapError(
-                this.#meet("rendezvous.exchange", args, { wait: left }, (hold, restore) => this.#met(hold, restore)),
+                this.#meet("rendezvous.exchange", args, { wait: rest }, (hold, restore) => this.#met(hold, restore)),
                 (error) => error.reason._tag === "WaitTimeout" ? fail(acquiring.waited(error.reason, wait!)) : error
               ),
               (met) => {
@@ -375,7 +373,7 @@ class RendezvousImpl<A> implements Rendezvous<A> {
                   return Effect.fail(fail(acquiring.waited({ kind, key: name, namespace, away: false }, wait!)))
                 }
                 // The next party, or the outcome after all, for which one more try is made when the time is over.
-                return attempt(deadline !== undefined && clock.currentTimeMillisUnsafe() >= deadline)
+                return attempt(left !== undefined && left() <= 0)
               }
             )
           }

@@ -1,5 +1,5 @@
 import { assert, layer } from "@effect/vitest"
-import { Cause, Deferred, Duration, Effect, Exit, Fiber, Option, Scope } from "effect"
+import { Cause, Clock, Deferred, Duration, Effect, Exit, Fiber, Option, Scope } from "effect"
 import { TestClock } from "effect/testing"
 import { type Coordinator, Lease, Lock, Redis } from "../src/index.ts"
 import { elapsed } from "./support/awake.ts"
@@ -375,7 +375,13 @@ layer(TestServer.layer, live)("Lock", (it) => {
         // All or none: the time to wait is for all of them.
         yield* Effect.scoped(Effect.gen(function*() {
           yield* Lock.acquire("c")
+          // Each time that it is read, the wall clock has been set back by another hour.
+          let hours = 0
+          const clock = Object.assign(Object.create(yield* Effect.clockWith(Effect.succeed)), {
+            currentTimeMillisUnsafe: () => Date.now() - ++hours * 3_600_000
+          })
           const error = yield* Lock.withLocks(Effect.die("must not run"), names, { wait: "100 millis" }).pipe(
+            Effect.provideService(Clock.Clock, clock),
             onNode(nodes[0]!),
             Effect.flip
           )

@@ -1,5 +1,6 @@
 /** Acquires, waits and releases in Effect: the one place that waits, and that releases. */
 
+import type * as Clock from "effect/Clock"
 import * as Context from "effect/Context"
 import * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
@@ -181,6 +182,13 @@ export const bounded = <A, E, R, E2>(
   wait: Duration.Input | undefined,
   fail: (error: WaitTimeout) => E2
 ): Effect.Effect<A, E | E2, R> => wait === undefined ? self : within(self, awaited, wait, fail)
+
+/** What is left of a wait that several requests share, in milliseconds. The wall clock can be set meanwhile. */
+export const leftOf = (clock: Clock.Clock, wait: Duration.Input): () => number => {
+  const now = () => Number(clock.monotonicTimeNanosUnsafe()) / 1e6
+  const end = now() + Duration.toMillis(duration(wait, "wait"))
+  return () => end - now()
+}
 
 /** How long to wait: the `wait` of the call, or the coordinator's default. */
 export const waitOf = (place: Place, options: WaitOptions | undefined): Duration.Input | undefined =>

@@ -2,7 +2,7 @@
 
 import * as Cause from "effect/Cause"
 import type * as Context from "effect/Context"
-import * as Duration from "effect/Duration"
+import type * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
 import * as Fiber from "effect/Fiber"
@@ -14,6 +14,7 @@ import {
   granting,
   leave,
   leaving,
+  leftOf,
   limit,
   limiting,
   type Restore,
@@ -25,7 +26,7 @@ import { guarded } from "./guard.ts"
 import { Hold, type Lease } from "./hold.ts"
 import { start } from "./holding.ts"
 import type { LeaseLost } from "./loss.ts"
-import { duration, type Place } from "./place.ts"
+import type { Place } from "./place.ts"
 import { spanned } from "./span.ts"
 
 /** Acquires, runs the effect under the hold, and releases. */
@@ -72,19 +73,17 @@ export const withAllHolds = <A, E, R, E2>(
     Effect.clockWith((clock) => {
       const first = acquiring[0]
       const wait = first === undefined ? undefined : waitOf(first.place, options)
-      const deadline = wait === undefined
-        ? undefined
-        : clock.currentTimeMillisUnsafe() + Duration.toMillis(duration(wait, "wait"))
+      const left = wait === undefined ? undefined : leftOf(clock, wait)
       const taken: Array<Hold> = []
       const next = (at: number): Effect.Effect<A, E | E2, R> => {
         if (at === acquiring.length) return underAll(self, taken, restore, fail)
-        // Each has the rest of the time, and at least a try.
-        const left = deadline === undefined ? undefined : Math.max(1, deadline - clock.currentTimeMillisUnsafe())
         const one = acquiring[at]!
         const failed: typeof one.fail = (error) =>
           one.fail(error._tag === "WaitTimeout" && wait !== undefined ? waited(error, wait) : error)
+        // Each has the rest of the time, and at least a try.
+        const rest = left && Math.max(1, left())
         return Effect.flatMap(
-          acquire({ ...one, fail: failed, options: { ...options, wait: left } }, unlessLost(taken, restore, fail)),
+          acquire({ ...one, fail: failed, options: { ...options, wait: rest } }, unlessLost(taken, restore, fail)),
           (hold) => {
             taken.push(hold!)
             return Effect.withFiber((fiber) => {
