@@ -377,10 +377,13 @@ class SemaphoreImpl implements Semaphore {
   readonly resize = (permits: number): Effect.Effect<void, SemaphoreError> =>
     Effect.suspend(() => {
       checkPermits(permits)
+      const known = this.#known
+      const { heard } = known
       return Effect.matchEffect(request(this.#place, "semaphore.resize", [permits]), {
         onFailure: ({ reason }) => Effect.fail(fail(reason)),
         onSuccess: ([tag]) => {
-          this.#known.permits = permits
+          // Another process may have resized it since, and its event be here already.
+          if (tag === "missing" || known.heard === heard) known.permits = permits
           if (tag === "missing" && !acquiring.rejoin(this.#place, this.#member)) return Effect.fail(this.#gone())
           // What is kept would be taken again without asking whether there is as much: the recall comes a moment later.
           this.#place.tenancy.kept.surrenderKey(this.#place.key)
@@ -394,6 +397,8 @@ class SemaphoreImpl implements Semaphore {
 interface Known {
   permits: number
   joined: boolean
+  /** How often it was heard from the actor. */
+  heard: number
 }
 
 type Mode = "fail" | "keep" | "resize" | "attach"
@@ -407,7 +412,7 @@ const open = (
 ): Effect.Effect<Semaphore, SemaphoreError, Coordinator | Scope.Scope> =>
   Effect.flatMap(Coordinator, (coordinator) => {
     const place = placeOf(spaceOf(coordinator), "semaphore", name, "name", lease)
-    const known: Known = { permits, joined: false }
+    const known: Known = { permits, joined: false, heard: 0 }
     return Effect.flatMap(
       acquiring.join(place, {
         verb: "semaphore.join",
@@ -420,6 +425,7 @@ const open = (
         observer: {
           observe: ([capacity]) => {
             known.joined = true
+            known.heard++
             known.permits = Number(capacity)
           }
         },
