@@ -147,6 +147,8 @@ handlers['latch.join'] = function(ctx, key, id, total, remaining, life, decided,
   decided = tonumber(decided)
   local latch, known = loadLatch(ctx, key, total, remaining, life, run)
   local member = known and call('HGET', key, 'o' .. claimOf(ctx, id))
+  -- One that Redis has forgotten goes on from there: members that join later know whether it was reset since.
+  if not known then latch.resets = resets end
   local forgotten = dropForgottenMembers(ctx, key) or 0
   if forgotten > 0 then
     latch.members = latch.members - forgotten

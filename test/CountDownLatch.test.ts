@@ -219,6 +219,28 @@ layer(TestServer.layer, live)("a countdown latch", (it) => {
         yield* eventually(Effect.sync(() => waiting.every((fiber) => fiber.pollUnsafe() !== undefined)))
       })))
 
+  it.effect("is reset as the first request after Redis has lost its data, and by one member for all", () =>
+    several(2, ([a, b], _, server) =>
+      Effect.gen(function*() {
+        const [one, two] = [yield* latchOn(a!, 3), yield* latchOn(b!, 3)]
+        const told = (node: Node) => on(node, Lock.withLockIfAvailable(Effect.void, "to be told"))
+        yield* one.countDown()
+        yield* one.countDown({ id: "b" })
+        for (const member of [one, two]) {
+          yield* server.cli("FLUSHALL")
+          yield* member.reset
+          // What each member restores is behind the first in the queue, and executed before the second.
+          for (const node of [a!, b!, a!, b!]) yield* told(node)
+          assert.strictEqual(yield* one.remaining, 3)
+          assert.strictEqual(yield* one.countDown({ id: "b" }), 2)
+        }
+        // The first count with an id has counted.
+        assert.strictEqual(yield* one.countDown({ id: "b", by: 2 }), 2)
+        yield* server.cli("FLUSHALL")
+        for (const node of [b!, a!, b!, a!]) yield* told(node)
+        assert.strictEqual(yield* one.remaining, 2)
+      })))
+
   it.effect("counts again, and once, what a Redis that went back has forgotten", () =>
     several(2, ([a, b], namespace, server) =>
       Effect.gen(function*() {

@@ -1,7 +1,7 @@
 /** Latches: open, all pass; closed, they wait. */
 import { assert, layer } from "@effect/vitest"
 import { Deferred, Duration, Effect, Fiber, Latch as EffectLatch, Option } from "effect"
-import { CountDownLatch, Latch } from "../src/index.ts"
+import { CountDownLatch, Latch, Lock } from "../src/index.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
 import { assertUnanswered, behindLine } from "./support/behindLine.ts"
 import { eventually } from "./support/eventually.ts"
@@ -155,6 +155,47 @@ layer(TestServer.layer, live)("a latch", (it) => {
         yield* pending(waiting)
         assert.isTrue(yield* latches[1]![1].open)
         yield* promptly(Fiber.join(waiting), "a waiter at the closed one")
+      })))
+
+  it.effect("is closed, released and opened as the first request after Redis has lost its data", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        const latch = yield* on(a!, Latch.make({ name: "a", timeToLive }))
+        const lost = Effect.andThen(
+          server.cli("FLUSHALL"),
+          // Its namespace has to be known again, by another session.
+          on(b!, Lock.withLockIfAvailable(Effect.void, "to be told"))
+        )
+        assert.isTrue(yield* latch.open)
+        yield* lost
+        assert.isTrue(yield* latch.close)
+        assert.isFalse(yield* latch.isOpen)
+        const waiting = yield* Effect.forkChild(latch.await)
+        yield* pending(waiting)
+        yield* lost
+        yield* latch.release
+        yield* promptly(Fiber.join(waiting), "the waiter")
+        yield* lost
+        assert.isTrue(yield* latch.open)
+        assert.isTrue(yield* latch.isOpen)
+        assert.isNotEmpty(namespace)
+      })))
+
+  it.effect("stays closed if it was closed after Redis has lost its data, also for a member that learns of that later", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        const [one, two] = yield* Effect.forEach([a!, b!], (node) => on(node, Latch.make({ name: "a", timeToLive })))
+        yield* one!.open
+        yield* promptly(two!.await, "the other member")
+        yield* server.cli("FLUSHALL")
+        assert.isTrue(yield* two!.close)
+        const members = fields(server, namespace, "latch:a", "o")
+        yield* on(a!, Lock.withLockIfAvailable(Effect.void, "to be told"))
+        yield* eventually(Effect.map(members, (found) => found === 2), { message: "both have joined again" })
+        // What it restores is behind that in the queue.
+        yield* on(a!, Lock.withLockIfAvailable(Effect.void, "to be told"))
+        assert.isFalse(yield* one!.isOpen)
+        assert.isFalse(yield* two!.isOpen)
       })))
 
   it.effect("goes back with a Redis that has forgotten that the latch was made anew", () =>

@@ -578,6 +578,17 @@ layer(TestServer.layer, live)("a task group", (it) => {
         assert.isNotEmpty(namespace)
       })))
 
+  it.effect("is reset as the first request after Redis has lost its data", () =>
+    several(1, ([a], namespace, server) =>
+      Effect.gen(function*() {
+        const group = yield* groupOn(a!)
+        yield* group.run("x", Effect.succeed(1))
+        yield* server.cli("FLUSHALL")
+        yield* group.reset
+        assert.deepInclude(yield* group.snapshot, { running: 0, done: 0 })
+        assert.isNotEmpty(namespace)
+      })))
+
   it.effect("makes up for events that were lost, within two heartbeats", () =>
     behindLine(({ context: mine, direct, line, namespace, server }) =>
       Effect.gen(function*() {

@@ -180,7 +180,7 @@ export class Channel implements Beating, First, Guarded {
     this.#office.pulseOf(this.lease).include(this)
     this.outbox.request(this.#renewal(session))
     this.#enter("open")
-    this.tenant.opened(session)
+    this.outbox.ahead(() => this.tenant.opened(session))
     this.outbox.flush()
   }
 

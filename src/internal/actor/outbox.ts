@@ -100,6 +100,14 @@ export class Outbox implements Sender {
     this.#schedule()
   }
 
+  /** What this asks goes ahead of all that waits: that may be about resources which only these requests make exist again. */
+  ahead(ask: () => void): void {
+    const waiting = this.#queue
+    this.#queue = []
+    ask()
+    this.#queue.push(...waiting)
+  }
+
   /** Makes a request heavier that has not been sent. Answers whether there was room. */
   extend<V extends Verb>(request: Request<V>): boolean {
     const { maxBatch, maxPending } = this.#options

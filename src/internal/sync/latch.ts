@@ -70,7 +70,11 @@ class Counted {
   #before = 0
 
   add(count: Count): void {
-    if (count.id !== undefined) return void this.#named.set(count.id, count)
+    if (count.id !== undefined) {
+      // The first one with an id has counted.
+      if (!this.#named.has(count.id)) this.#named.set(count.id, count)
+      return
+    }
     this.#unnamed.set(count.number, count)
     if (this.#unnamed.size <= mostRemembered) return
     const [oldest] = this.#unnamed.values()
@@ -197,7 +201,7 @@ export class SharedLatch<E> {
     // A superseded member follows, too: after a loss of data it may be the first to create the latch again.
     if (this.#superseded !== undefined) return
     if (this.#isForeign(next.run)) return void this.#supersede(next.run)
-    if (!forgotten && next.resets > known.resets) {
+    if (next.resets > known.resets) {
       this.#settle()
     } else if (forgotten || rejoined) {
       // Redis may have gone back in this epoch, too: then it knows some of the numbers. In another epoch it knows none.
