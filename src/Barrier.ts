@@ -125,8 +125,8 @@ export interface Barrier<in out A, out E = never> {
   readonly parties: number
   /**
    * Arrives, and waits until all parties have. Fails with `BarrierBroken` when a waiting party leaves. The party that runs the
-   * action fails with the error of the action, or with `LeaseLost` if its session is lost meanwhile. `await` is interrupted
-   * when the scope of the barrier is closed.
+   * action fails with the error of the action, or with `LeaseLost` if its session is lost, or the scope of the
+   * barrier is closed, meanwhile. An `await` that waits is interrupted when that scope is closed.
    */
   readonly await: (contribution: A, options?: WaitOptions | undefined) => Effect.Effect<Arrival<A>, BarrierError | E>
   /** How many parties wait in the present generation now, by Redis's word. */

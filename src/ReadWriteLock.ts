@@ -11,6 +11,7 @@
  * **Gotchas**
  *
  * - On `UpgradeConflict`, leave the read lock, take the write lock, and read again: others may have written meanwhile.
+ * - Fibers that share one read lock are one reader: what else they read under it goes on while one of them writes.
  * - Readers have tokens too, from the same sequence. Data that only writers write has to be fenced by writers' tokens alone.
  *
  * **Example** (Reading by many, writing by one)
@@ -295,29 +296,38 @@ const lightenLater = (hold: Hold): void => {
   })
 }
 
-const conflict = ({ claim, key }: Hold): ReadWriteLockError =>
-  fail(new UpgradeConflict({ key, namespace: claim.place.namespace }))
-
-/** One effect more writes under a read lock. */
-const upgrade = (reading: Hold): Effect.Effect<Writer, ReadWriteLockError> =>
-  Effect.suspend(() => {
+/** One effect more writes under a read lock, unless others read or write there. */
+const upgrade = (reading: Hold): Effect.Effect<Writer | undefined, ReadWriteLockError> =>
+  Effect.withFiber<Writer | undefined, ReadWriteLockError>((fiber) => {
+    const changes = changesOf(reading)
+    if (isBeside(fiber, changes)) return Effect.undefined
     const writer = new Writer()
-    changesOf(reading).writers.add(writer)
+    changes.writers.add(writer)
     if (isHeavy(reading)) return Effect.succeed(writer)
     return Effect.flatMap(reweigh(reading, "write"), (outcome) =>
-      outcome === "granted"
-        ? Effect.succeed(writer)
-        : Effect.fail(outcome === "conflict" ? conflict(reading) : fail(reading.lossError("closed")))).pipe(
-        Effect.onError((cause) => {
-          // Redis may still make it heavier, unless it has refused that.
-          const refused = Cause.findErrorOption(cause).pipe(Option.exists(({ reason }) => isRefusal(reason)))
-          return lighten(reading, writer, Exit.failCause(cause), !refused)
+      outcome === "absent"
+        ? Effect.fail(fail(reading.lossError("closed")))
+        : Effect.succeed(outcome === "granted" ? writer : undefined)).pipe(
+        Effect.onExit((exit) => {
+          if (Exit.isSuccess(exit)) {
+            return exit.value === undefined
+              ? lighten(reading, writer, exit, false)
+              : Effect.void
+          }
+          // Redis may still make it heavier, unless the hold is lost.
+          const lost = Cause.findErrorOption(exit.cause).pipe(
+            Option.exists(({ reason }) => reason._tag === "LeaseLost")
+          )
+          return lighten(reading, writer, exit, !lost)
         })
       )
   })
 
-const isRefusal = (reason: ReadWriteLockError["reason"]): boolean =>
-  reason._tag === "UpgradeConflict" || reason._tag === "LeaseLost"
+/** The result where a read lock could not be upgraded. */
+const refused = (reading: Hold, wait: boolean): Effect.Effect<Option.Option<never>, ReadWriteLockError> =>
+  wait
+    ? Effect.fail(fail(new UpgradeConflict({ key: reading.key, namespace: reading.claim.place.namespace })))
+    : Effect.succeedNone
 
 /** The last of these effects makes it a read lock again. One that has failed, or was interrupted, does not wait for that. */
 const lighten = (
@@ -362,8 +372,7 @@ const nested = <A, E, R>(
     const run = (found: Hold | undefined): Effect.Effect<A, E | ReadWriteLockError, R> => {
       if (found === undefined) return take(place)
       if (mode === "read") return share(found)
-      if (!isWriting(found)) return upgraded(found)
-      if (isBeside(fiber, changesOf(found))) return Effect.fail(conflict(found))
+      if (!isWriting(found) || isBeside(fiber, changesOf(found))) return upgraded(found)
       if (!reentrant) return Effect.fail(fail(new AlreadyWriting({ key, namespace: space.kernel.settings.namespace })))
       return changesOf(found).writers.size === 0 ? share(found) : upgraded(found)
     }
@@ -390,8 +399,11 @@ const withMode = <A, E, R>(
     upgraded: (reading) =>
       Effect.acquireUseRelease(
         upgrade(reading),
-        (writer) => withinHold(Effect.andThen(begin(writer), body), reading, fail),
-        (writer, exit) => lighten(reading, writer, exit)
+        (writer) =>
+          writer === undefined
+            ? refused(reading, wait)
+            : withinHold(Effect.andThen(begin(writer), body), reading, fail),
+        (writer, exit) => writer === undefined ? Effect.void : lighten(reading, writer, exit)
       )
   })
 }
@@ -407,10 +419,15 @@ const acquireMode = (
     share: (shared) => Effect.asSome(acquiring.shareScoped(shared)),
     take: (place) => Effect.map(acquiring.acquireScoped(taking(place, mode, wait, options)), Option.fromUndefinedOr),
     upgraded: (reading) =>
-      Effect.acquireRelease(upgrade(reading), (writer, exit) => lighten(reading, writer, exit)).pipe(
-        Effect.flatMap(begin),
-        Effect.andThen(acquiring.shareScoped(reading)),
-        Effect.asSome
+      Effect.flatMap(
+        Effect.acquireRelease(
+          upgrade(reading),
+          (writer, exit) => writer === undefined ? Effect.void : lighten(reading, writer, exit)
+        ),
+        (writer) =>
+          writer === undefined
+            ? refused(reading, wait)
+            : Effect.asSome(Effect.andThen(begin(writer), acquiring.shareScoped(reading)))
       )
   })
 

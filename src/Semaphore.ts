@@ -226,9 +226,7 @@ const fail = (reason: SemaphoreError["reason"]): SemaphoreError => new Semaphore
 const aboutOf = ({ name, space: { kernel } }: Place) => ({ name, namespace: kernel.settings.namespace })
 
 // Weights are doubles in Redis; sums of them stay exact far beyond that.
-const mostPermits = 2 ** 31 - 1
-
-const checkPermits = (permits: number): number => whole(permits, "permits", mostPermits)
+const checkPermits = (permits: number): number => whole(permits, "permits", 2 ** 31 - 1)
 
 class SemaphoreImpl implements Semaphore {
   readonly "~lockstep/Semaphore" = "~lockstep/Semaphore" as const
@@ -377,13 +375,12 @@ class SemaphoreImpl implements Semaphore {
   readonly resize = (permits: number): Effect.Effect<void, SemaphoreError> =>
     Effect.suspend(() => {
       checkPermits(permits)
-      const known = this.#known
-      const { heard } = known
+      const { heard } = this.#known
       return Effect.matchEffect(request(this.#place, "semaphore.resize", [permits]), {
         onFailure: ({ reason }) => Effect.fail(fail(reason)),
         onSuccess: ([tag]) => {
           // Another process may have resized it since, and its event be here already.
-          if (tag === "missing" || known.heard === heard) known.permits = permits
+          if (tag === "missing" || this.#known.heard === heard) this.#known.permits = permits
           if (tag === "missing" && !acquiring.rejoin(this.#place, this.#member)) return Effect.fail(this.#gone())
           // What is kept would be taken again without asking whether there is as much: the recall comes a moment later.
           this.#place.tenancy.kept.surrenderKey(this.#place.key)

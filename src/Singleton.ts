@@ -16,7 +16,8 @@
  * - Ticks that were due while no process lived to run them, or while an earlier one still ran, are left out; see `missed`.
  * - Other processes stand by for as long as it takes: the `wait` and `maxHold` of the coordinator do not count here.
  * - When Redis loses its data, which ticks were claimed is lost with it.
- * - The times of a `Cron` are compared by the clocks of the processes. A clock that is ahead runs a tick early, never twice.
+ * - The times of a `Cron` are compared by the clocks of the processes. A clock that is ahead runs a tick early, never twice:
+ *   behind that, no process runs a tick before its own clock has reached the time of it.
  *
  * **Example** (A report every night, on any process that is there)
  *
@@ -112,6 +113,8 @@ export const make = <E, R, R2 = never>(
 ): Layer.Layer<never, never, Coordinator | Exclude<R, Scope.Scope> | R2> =>
   Layer.effectDiscard(
     Effect.flatMap(Coordinator, (coordinator) => {
+      const again = options?.restart ?? restart
+      if (!Schedule.isSchedule(again)) throw new RangeError("restart must be a Schedule")
       const place = placeOf(spaceOf(coordinator), "singleton", name, "name", options?.lease)
       // A program that has ended keeps its place, so that no other process runs it.
       return lead(Effect.andThen(Effect.scoped(run), Effect.never), {
@@ -126,7 +129,7 @@ export const make = <E, R, R2 = never>(
         Effect.tapCause((cause) => logFailure(`${describe("singleton", name, place.namespace)} has failed`, cause)),
         // Also after a defect, or having interrupted itself: otherwise no process would run it any more.
         Effect.catchCause((cause) => Effect.fail(Cause.squash(cause))),
-        Effect.retry((options?.restart ?? restart) as Schedule.Schedule<unknown, unknown, never, R2>),
+        Effect.retry(again as Schedule.Schedule<unknown, unknown, never, R2>),
         Effect.exit,
         Effect.forkScoped
       )
@@ -153,6 +156,7 @@ export const schedule = <E, R, R2 = never>(
 ): Layer.Layer<never, never, Coordinator | Exclude<R, Scope.Scope> | R2> => {
   const { lease, missed = "skip" } = options ?? {}
   oneOf(missed, "missed", ["skip", "once"])
+  if (!Cron.isCron(times) && !Schedule.isSchedule(times)) throw new RangeError("times must be a Schedule or a Cron")
   const timeToLive = options?.timeToLive === undefined ? undefined : millis(options.timeToLive, "timeToLive")
   const tick = (namespace: string) =>
     // An interruption of this fiber is not caught.

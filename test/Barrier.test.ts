@@ -207,6 +207,19 @@ layer(TestServer.layer, live)("a barrier", (it) => {
         assert.deepStrictEqual([one.parties, two.parties, three.parties], [2, 2, 2])
       })))
 
+  it.effect("has the former number of parties again when Redis has forgotten another one", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        const one = yield* barrierOn(a!, 2)
+        const key = `{${namespace}:00}:barrier:${one.name}`
+        yield* server.cli("COPY", key, `${key}:before`)
+        const two = yield* barrierOn(b!, 3, { onMismatch: "resize" })
+        yield* eventually(Effect.sync(() => one.parties === 3))
+        yield* server.cli("RENAME", `${key}:before`, key)
+        for (const context of [a!, b!]) yield* forgetSession(context, namespace, server)
+        yield* eventually(Effect.sync(() => one.parties === 2 && two.parties === 2))
+      })))
+
   it.effect("passes the parties that came first when fewer are enough, and waits for more when they are not", () =>
     several(2, ([a, b]) =>
       Effect.gen(function*() {

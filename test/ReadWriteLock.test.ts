@@ -284,6 +284,8 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("R
           yield* onNode(other)(Scope.provide(ReadWriteLock.acquireRead("a"), scope))
           const refused = yield* Effect.flip(ReadWriteLock.withWriteLock(Effect.void, "a", { reentrant: true }))
           assert.strictEqual(refused.reason._tag, "UpgradeConflict")
+          assert.isTrue(Option.isNone(yield* ReadWriteLock.withWriteLockIfAvailable(Effect.die("it runs"), "a")))
+          assert.isTrue(Option.isNone(yield* ReadWriteLock.acquireWriteIfAvailable("a")))
           yield* Scope.close(scope, Exit.void)
         })))
       }), { lease: "30 seconds" }))

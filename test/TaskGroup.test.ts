@@ -627,11 +627,17 @@ layer(TestServer.layer, live)("a task group", (it) => {
           for (const shard of ["y", "z"]) yield* gone.run(shard, Effect.succeed(2))
         }))
         yield* eventually(Effect.sync(() => shown.at(-1)?.done === 3))
+        // Its first state is one that Redis forgets.
+        const later: Array<TaskGroup.Progress> = []
+        yield* Effect.forkScoped(Stream.runForEach(two.changes, (it) => Effect.sync(() => later.push(it))))
+        yield* eventually(Effect.sync(() => later.at(-1)?.done === 3))
         for (const key of keys) yield* server.cli("RENAME", `${key}:before`, key)
         for (const context of [a!, b!]) {
           yield* forget(server, namespace, yield* sessionOf(context))
         }
-        yield* eventually(Effect.sync(() => shown.at(-1)?.done === 1), { message: "the older state" })
+        for (const states of [shown, later]) {
+          yield* eventually(Effect.sync(() => states.at(-1)?.done === 1), { message: "the older state" })
+        }
         // How many there have been is remembered: these two are not all.
         yield* two.run("w", Effect.succeed(4))
         const waiting = yield* awaiting(one)

@@ -1,6 +1,6 @@
 /** What is no option is refused before anything is sent, and says which one it is. */
 import { assert, layer } from "@effect/vitest"
-import { Cause, Duration, Effect, Exit, Schedule, Schema, Stream } from "effect"
+import { Cause, Duration, Effect, Exit, Layer, Schedule, Schema, Stream } from "effect"
 import {
   Barrier,
   Coordinator,
@@ -51,6 +51,15 @@ layer(TestServer.layer, live)("options", (it) => {
         }
         yield* refused("onDeparture", made(Barrier.make({ name: "x", parties: 1, onDeparture: bad })))
         assert.throws(() => Singleton.schedule("x", Effect.void, Schedule.forever, { missed: bad }), /missed/)
+        assert.throws(() => Singleton.schedule("x", Effect.void, "* * * * *" as never), /times/)
+        yield* refused("restart", made(Layer.build(Singleton.make("x", Effect.void, { restart: 5 as never }))))
+        yield* refused("release", Lock.withLock(Effect.void, "x", { release: bad }))
+        const release = { release: bad, reentrant: true }
+        yield* refused("release", Lock.withLock(Lock.withLock(Effect.void, "x", release), "x"))
+        yield* refused(
+          "release",
+          ReadWriteLock.withReadLock(ReadWriteLock.withReadLock(Effect.void, "x", release), "x")
+        )
         const queue = yield* queueOf()
         for (const word of ["bogus", "constructor", "__proto__"] as Array<never>) {
           yield* refused("priority", queue.offer(1, { priority: word }))

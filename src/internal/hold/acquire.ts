@@ -18,7 +18,7 @@ import { findHold, isDetached, isInside, note, under } from "./holding.ts"
 import { type LeaseLost, WaitTimeout } from "./loss.ts"
 import { Membership, type Observer } from "./membership.ts"
 import { watchOverruns } from "./overruns.ts"
-import { Coordinator, duration, type Place, type Space, spaceOf } from "./place.ts"
+import { Coordinator, duration, oneOf, type Place, type Space, spaceOf } from "./place.ts"
 import { spanned, spannedScope, spannedUntil } from "./span.ts"
 
 export type Restore = <A, E, R>(effect: Effect.Effect<A, E, R>) => Effect.Effect<A, E, R>
@@ -31,7 +31,8 @@ export interface WaitOptions {
 }
 
 /** Whether the end of what runs under a hold waits until Redis has released it. */
-export type Release = "awaited" | "background"
+export const releases = ["awaited", "background"] as const
+export type Release = typeof releases[number]
 
 /** Why something cannot be held. */
 export type Failure = CoordinatorReason | LeaseLost | WaitTimeout
@@ -201,6 +202,7 @@ export const maxHoldOf = (place: Place, options: WaitOptions | undefined): Durat
 export const check = (options: WaitOptions | undefined): void => {
   if (options?.wait !== undefined) duration(options.wait, "wait")
   if (options?.maxHold !== undefined) duration(options.maxHold, "maxHold")
+  if (options?.release !== undefined) oneOf(options.release, "release", releases)
 }
 
 const newHold = <E, A>(acquiring: Acquire<E, A>): Hold => {

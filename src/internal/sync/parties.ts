@@ -61,6 +61,8 @@ export const open = <E>(
   lost: () => void = () => {}
 ): Effect.Effect<Membership, E, Scope.Scope> => {
   oneOf(onMismatch, "onMismatch", mismatchPolicies)
+  // Redis may have gone back with the loss of a session: the next state from it is accepted, however old that is.
+  let isLost = false
   return Effect.flatMap(
     join(place, {
       verb,
@@ -73,10 +75,14 @@ export const open = <E>(
         observe: (state) => {
           const [parties, change] = state.slice(-2).map(Number) as [number, number]
           // An event that was posted before the reply to a join can come after it.
-          if (change >= known.change) Object.assign(known, { parties, change })
+          if (isLost || change >= known.change) Object.assign(known, { parties, change })
+          isLost = false
           observe(state)
         },
-        lost
+        lost: () => {
+          isLost = true
+          lost()
+        }
       },
       fail
     }),

@@ -1,18 +1,10 @@
 /** The requests of locks, read-write locks and semaphores. */
 
-import type { Acquire, WaitOptions } from "../hold/acquire.ts"
+import { type Acquire, releases } from "../hold/acquire.ts"
 import { patience } from "../hold/kept.ts"
-import type { Place } from "../hold/place.ts"
+import { oneOf, type Place } from "../hold/place.ts"
 
 type Asked<E, A> = Pick<Acquire<E, A>, "fail" | "options" | "refuse">
-
-const isBackground = (options: WaitOptions | undefined): boolean => {
-  const release = options?.release ?? "awaited"
-  if (release !== "awaited" && release !== "background") {
-    throw new RangeError(`\`release\` must be "awaited" or "background", not ${JSON.stringify(release)}`)
-  }
-  return release === "background"
-}
 
 const acquiring = <E, A>(
   requests: Pick<Acquire<E, A>, "verb" | "args" | "leave">,
@@ -30,7 +22,7 @@ const acquiring = <E, A>(
   leave: requests.leave,
   cached: options?.cached === true,
   patience: wait ? undefined : patience,
-  background: isBackground(options),
+  background: oneOf(options?.release ?? "awaited", "release", releases) === "background",
   weight,
   question: !wait
 })

@@ -171,9 +171,11 @@ export const changesOf = (tasks: Tasks): Stream.Stream<State> =>
     // Changes that come before the first state is known come behind it, or are part of it.
     let early: Array<State> | undefined = []
     let known = 0
+    // Redis may have gone back with the loss of a session.
+    const { losses } = tasks
     const show = (state: State) => {
       if (tasks.isOver(state)) return Queue.endUnsafe(queue)
-      if (state.version <= known) return
+      if (state.version <= known && tasks.losses === losses) return
       known = 0
       Queue.offerUnsafe(queue, state)
     }

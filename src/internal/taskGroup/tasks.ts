@@ -89,8 +89,9 @@ export class Tasks {
   state: State = stateOf([])
   closed = false
   member: Membership | undefined = undefined
-  /** How many times the state was received. */
+  /** How many times the state was received, and a session lost. */
   heard = 0
+  losses = 0
   /** Called each time. */
   readonly waiting = new Set<() => void>()
   /** Called with every change, in order; without one, at the end. */
@@ -187,6 +188,7 @@ export class Tasks {
   #lost(): void {
     // Redis may forget as much as it likes with the session.
     this.state = { ...this.state, version: 0 }
+    this.losses++
     this.#due.clear()
     for (const registration of this.#mine.values()) {
       this.#unstored.add(registration)
