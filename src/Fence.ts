@@ -119,12 +119,16 @@ const write = (
   { isClosed, settings: { namespace }, transport }: Kernel,
   key: string,
   lease: Pick<Lease, "token">,
-  fenced: Call
+  fenced: Call,
+  signal: AbortSignal
 ): Promise<unknown> =>
   transport.answered(
     key,
     () =>
-      isKnownLost(lease)
+      // What the interrupted fiber fails with is not looked at.
+      signal.aborted
+        ? new Error("interrupted")
+        : isKnownLost(lease)
         ? new StaleToken({ ...resourceOf(key), token: lease.token })
         : isClosed()
         ? new CoordinatorError({ reason: new CoordinatorClosed({ namespace }) })
@@ -177,7 +181,7 @@ export const withOptions = (options: {
     const fenced = call([key, fenceKey(key)], [token, timeToLive, command, ...args])
     return Effect.flatMap(
       Effect.tryPromise({
-        try: () => write(kernel, guarded, lease, fenced),
+        try: (signal) => write(kernel, guarded, lease, fenced, signal),
         catch: (cause) => fail(cause instanceof StaleToken ? cause : coordinatorError(cause, guarded).reason)
       }),
       (reply) => {

@@ -10,6 +10,7 @@ import {
   pipe,
   Schema,
   SchemaGetter,
+  Scope,
   Stream,
   SubscriptionRef,
   Tracer
@@ -438,6 +439,69 @@ layer(TestServer.layer, live)("a shared ref", (it) => {
         assert.isTrue(left > 86_000_000 && left <= 86_400_000, `${left}`)
         yield* server.cli("DEL", key)
       })))
+
+  it.effect("is not written under a lease that is released while the write waits for a connection", () =>
+    behindLine(({ context, line, namespace, server }) =>
+      Effect.gen(function*() {
+        const ref = yield* on(context, number())
+        const scope = yield* Scope.make()
+        const lease = yield* on(context, Scope.provide(Lock.acquire("x"), scope))
+        yield* ref.setFenced(lease, 1)
+        yield* Effect.andThen(line.refuse, line.closeAll)
+        const writing = yield* Effect.forkChild(Effect.flip(ref.setFenced(lease, 2)), { startImmediately: true })
+        const closing = yield* Effect.forkChild(Scope.close(scope, Exit.void), { startImmediately: true })
+        yield* eventually(Effect.map(lease.isHeld, (held) => !held))
+        yield* line.pass
+        assert.strictEqual((yield* Fiber.join(writing)).reason._tag, "StaleToken")
+        yield* Fiber.join(closing)
+        assert.strictEqual(yield* ref.get, 1)
+        yield* ref.delete
+        // What says which leases may write.
+        yield* server.cli("DEL", `{${namespace}:00}:sharedRef:x`)
+      }), { lease: "30 seconds", requestTimeout: "10 seconds" }))
+
+  it.effect("does not execute later what was interrupted before it was sent", () =>
+    behindLine(({ context, line, namespace, server }) =>
+      Effect.gen(function*() {
+        const ref = yield* on(context, number())
+        const counter = yield* on(context, Counter.make({ name: "x" }))
+        const guarded = `${namespace}:guarded`
+        const fenced = on(context, Fence.run({ token: 1 }, guarded, "SET", "2"))
+        yield* ref.set(1)
+        yield* Effect.andThen(line.refuse, line.closeAll)
+        for (const write of [ref.set(2), counter.add(2), fenced] as ReadonlyArray<Effect.Effect<unknown, unknown>>) {
+          const writing = yield* Effect.forkChild(write, { startImmediately: true })
+          assert.isTrue(isPending(writing))
+          yield* Fiber.interrupt(writing)
+        }
+        yield* line.pass
+        yield* eventually(Effect.map(Effect.option(ref.get), Option.isSome))
+        // Behind whatever waited.
+        assert.strictEqual(yield* counter.add(1), 1)
+        assert.strictEqual(yield* ref.get, 1)
+        assert.strictEqual(yield* server.cli("GET", guarded), "")
+        yield* Effect.all([ref.delete, counter.reset])
+      }), { lease: "30 seconds" }))
+
+  it.effect("goes on with other updates when one ends the fiber that makes them", () =>
+    withNode(() =>
+      Effect.gen(function*() {
+        const ref = yield* number()
+        const interrupting = ref.update((value) => {
+          Fiber.getCurrent()!.interruptUnsafe()
+          return value + 10
+        })
+        const broken = ref.publishing((() => 5) as never).update((value) => value + 100)
+        const one = ref.update((value) => value + 1)
+        const exits = yield* Effect.forEach(
+          [one, interrupting, one, broken, one],
+          (update) => Effect.forkChild(Effect.exit(update), { startImmediately: true })
+        ).pipe(Effect.flatMap((fibers) => promptly(Effect.forEach(fibers, Fiber.join), "all of them")))
+        assert.deepStrictEqual(exits.map(Exit.isSuccess), [true, false, true, false, true])
+        assert.strictEqual(yield* ref.get, 3)
+        yield* ref.delete
+      })
+    ))
 
   it.effect("is not written under a lease that its process knows to be lost or released, and Redis is not asked", () =>
     behindLine(({ context, line, namespace, server }) =>

@@ -9,7 +9,7 @@ import type { CoordinatorError } from "./errors.ts"
 import { guard, type Log } from "./hooks.ts"
 import { describeRequest } from "./keys.ts"
 import { allowOom } from "./lua.ts"
-import { isTooMuch, leadingOf, lighten, type Request, type Sender, Sending } from "./sending.ts"
+import { isTooMuch, leadingOf, lighten, omit, type Request, type Sender, Sending } from "./sending.ts"
 import type { LossReason, Session } from "./session.ts"
 import {
   type Answer,
@@ -194,6 +194,7 @@ export class Outbox implements Sender {
       for (const request of batch) {
         request.queued = false
         if (request.knownFor !== undefined) this.#date(request, request.knownFor)
+        if (request.lapses?.() === true) request.cancelled = true
       }
       const count = batch.length
       batch = batch.filter(({ cancelled }) => cancelled !== true)
@@ -391,7 +392,9 @@ export class Outbox implements Sender {
     await transport.backoff(sending.attempt++, cause)
     // Others that are sent at the same moment on the same connection would seem to be the reason, too.
     if (sending.losses > 1) await transport.sleep(io.random() * 100 * sending.losses)
-    return false
+    if (sending.uncertain || session.lost !== undefined) return false
+    omit(sending, cause)
+    return this.#settled(sending)
   }
 
   /** Ends the call if it has nothing more to send. An uncertain one is sent even then: only that tells what was executed. */

@@ -33,6 +33,8 @@ export interface Request<V extends Verb = Verb> {
   readonly settle: (reply: Requests[V]["reply"]) => void
   /** `sent` says whether it can have been executed. */
   readonly fail: (error: CoordinatorError, sent: boolean) => void
+  /** Called before it is sent, while Redis cannot have executed it: whether it is too late for that. Its caller knows then. */
+  readonly lapses?: (() => boolean) | undefined
   /** A session that was lost has sent it, and it can have been executed there. The channel sets it. */
   forwarded?: boolean | undefined
   /** Redis has been away for longer than a question waits: called once. It may be executed all the same if it was sent. */
@@ -135,6 +137,16 @@ export const lighten = (sending: Sending): void => {
   }
   sending.losses = 0
   sending.requests = requests.filter((request) => !left.has(request))
+}
+
+/** It was not executed: what is over is not sent with it again. */
+export const omit = (sending: Sending, cause: RedisError): void => {
+  const { left } = sending
+  for (const leader of leadingOf(sending.requests)) {
+    if (leader.cancelled !== true && leader.lapses?.() !== true) continue
+    for (const request of [leader, ...leader.following ?? []]) left.set(request, cause)
+  }
+  sending.requests = sending.requests.filter((request) => !left.has(request))
 }
 
 export const isTooMuch = (sending: Sending, { reason }: RedisError): boolean => {

@@ -32,6 +32,8 @@ export interface RequestOptions<A, V extends Verb = Verb> {
    * session makes the request again.
    */
   readonly moot?: ((sent: boolean) => A) | undefined
+  /** Called before it is sent: its result instead, if it is too late for that. */
+  readonly lapsed?: (() => A | undefined) | undefined
   /** Called with the reply, in order with the session's events, also when the fiber that asked was interrupted meanwhile. */
   readonly answered?: ((reply: ReplyOf<V>) => void) | undefined
   /** Called when it is not answered, also later than the fiber that asked; `sent` says whether it may have been executed. */
@@ -53,7 +55,7 @@ export interface RequestOptions<A, V extends Verb = Verb> {
 
 /**
  * Executes a request exactly once, and answers its reply. While Redis is away it fails after the coordinator's
- * `requestTimeout`; if it has been sent by then, it may be executed all the same.
+ * `requestTimeout`; if it has been sent by then, it may be executed all the same. So may one whose fiber is interrupted.
  */
 export const request = <V extends Verb, A = never>(
   target: Target,
@@ -63,7 +65,7 @@ export const request = <V extends Verb, A = never>(
 ): Effect.Effect<ReplyOf<V> | A, CoordinatorError> =>
   Effect.callback((resume) => {
     const { key, tenancy: { channel, kernel } } = target
-    const { again, answered, following, moot, others, persists = false, refused, session, waits = false, weight } =
+    const { again, answered, following, lapsed, moot, others, persists = false, refused, session, waits = false } =
       options
     if (kernel.isClosing()) return resume(Effect.fail(channel.closedError()))
     const asking = {
@@ -75,7 +77,12 @@ export const request = <V extends Verb, A = never>(
       urgent: again,
       following,
       whole: following !== undefined,
-      weight: (weight ?? 1) + (following?.length ?? 0),
+      weight: (options.weight ?? 1) + (following?.length ?? 0),
+      lapses: lapsed && (() => {
+        const result = lapsed()
+        if (result !== undefined) resume(Effect.succeed(result))
+        return result !== undefined
+      }),
       moot: moot && ((sent: boolean) => resume(Effect.succeed(moot(sent)))),
       settle: (reply: ReplyOf<V>) => {
         answered?.(reply)
@@ -93,6 +100,10 @@ export const request = <V extends Verb, A = never>(
     }
     channel.outbox.request<V>(asking)
     if (persists === "end") channel.whenImpatient(() => resume(Effect.fail(kernel.transport.late(key))))
+    if (persists !== false) return
+    return Effect.sync(() => {
+      if (!channel.outbox.withdraw(asking)) asking.cancelled = true
+    })
   })
 
 /** Reads a plain key of the partition, with the deadline and the errors of a question. */

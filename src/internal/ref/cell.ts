@@ -81,6 +81,9 @@ const rawOf = (text: string | null): Raw => {
 
 const uncertain = () => ["uncertain"] as const
 
+// No token: this process knows by itself that its lease is lost.
+const unseen = 0
+
 export class Cell<A, E> {
   readonly place: Place
   readonly colocate: string | undefined
@@ -213,12 +216,17 @@ export class Cell<A, E> {
     verb: V,
     args: Requests[V]["args"],
     answered?: (reply: Requests[V]["reply"]) => void,
-    { following, others }: { readonly others?: ReadonlyArray<string>; readonly following?: Following } = {}
+    { following, lapsed, others }: {
+      readonly others?: ReadonlyArray<string>
+      readonly following?: Following
+      readonly lapsed?: () => Requests[V]["reply"] | undefined
+    } = {}
   ): Effect.Effect<Requests[V]["reply"], E> {
     const { name, kind, space: { kernel: { settings: { namespace } } } } = this.place
-    const asked = request<V, readonly ["uncertain"]>(this.place, verb, args, {
+    const asked = request<V, Requests[V]["reply"] | readonly ["uncertain"]>(this.place, verb, args, {
       moot: uncertain,
       answered,
+      lapsed,
       others,
       following
     })
@@ -260,20 +268,22 @@ export class Cell<A, E> {
     return Effect.flatMap(this.prepare(value, outbox), ({ following, json }) => {
       const { key, kind } = lease
       const token = tokenOf(lease)
-      if (isKnownLost(lease)) return this.#stale(token, undefined)
+      const lapsed = () => isKnownLost(lease) ? ["fenced", unseen] as const : undefined
+      if (lapsed() !== undefined) return this.#stale(token, unseen)
       const args = [json, this.options.timeToLive, `${kind}:${key}`, token] as [string, number, string, number]
       return Effect.flatMap(
         this.write("sharedRef.fence", args, (reply) => {
           if (reply[0] === "set") this.wrote(reply[1], json)
-        }, { following }),
+        }, { following, lapsed }),
         ([tag, seen]) => tag === "set" ? Effect.void : this.#stale(token, seen)
       )
     })
   }
 
-  #stale(token: number, seen: number | undefined): Effect.Effect<never, E> {
+  #stale(token: number, seen: number): Effect.Effect<never, E> {
     const { kind, name, namespace } = this.place
-    return Effect.fail(this.options.fail(new StaleToken({ kind, name, namespace, token, seen })))
+    const about = { kind, name, namespace, token, seen: seen === unseen ? undefined : seen }
+    return Effect.fail(this.options.fail(new StaleToken(about)))
   }
 
   /** Its value is the initial one then. */

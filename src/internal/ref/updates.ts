@@ -21,6 +21,11 @@ export class Updates<A, E> {
   readonly #turns: Turns<E>
   #changes: Array<Change<A, E>> = []
   #changing = false
+  // Those that are being made, and whether they were written.
+  #inHand: ReadonlyArray<Change<A, E>> = []
+  #written = false
+  // So many of the next ones are made by themselves.
+  #single = 0
 
   constructor(cell: Cell<A, E>) {
     this.#cell = cell
@@ -32,11 +37,7 @@ export class Updates<A, E> {
       Effect.callback<B, E>((resume) => {
         const change: Change<A, E> = { f, outbox, context, resume }
         this.#changes.push(change)
-        if (!this.#changing) {
-          this.#changing = true
-          const { io } = this.#cell.place.space.kernel
-          io.defer(() => void io.run(this.#change()))
-        }
+        if (!this.#changing) this.#begin()
         return Effect.sync(() => {
           this.#changes = this.#changes.filter((other) => other !== change)
         })
@@ -44,13 +45,36 @@ export class Updates<A, E> {
     )
   }
 
+  #begin(): void {
+    this.#changing = true
+    const { io } = this.#cell.place.space.kernel
+    io.defer(() => io.run(this.#change()).addObserver((exit) => this.#ended(exit)))
+  }
+
+  // What users do can end the fiber that does it for them all: it may interrupt that fiber, or be no effect.
+  #ended(exit: Exit.Exit<void>): void {
+    const changes = this.#inHand
+    this.#inHand = []
+    if (Exit.isFailure(exit)) {
+      this.#turns.rest()
+      this.#turns.end()
+      if (changes.length > 1 && !this.#written) {
+        // One of them is to blame.
+        this.#changes.unshift(...changes)
+        this.#single = changes.length
+      } else {
+        for (const { resume } of changes) resume(exit)
+      }
+    }
+    this.#changing = false
+    if (this.#changes.length > 0) this.#begin()
+  }
+
   #change(): Effect.Effect<void> {
     return Effect.gen({ self: this }, function*() {
       while (this.#changes.length > 0) {
-        // Requests that follow a write are in the same call, which must not take long.
-        const { maxBatch } = this.#cell.place.space.kernel.settings
-        const isFollowed = this.#changes.some(({ outbox }) => outbox.length > 0)
-        const changes = this.#changes.splice(0, isFollowed ? maxBatch : this.#changes.length)
+        const changes = this.#inHand = this.#changes.splice(0, this.#most)
+        this.#written = false
         this.#turns.begin()
         yield* Effect.catchCause(
           this.#commit(changes),
@@ -61,13 +85,25 @@ export class Updates<A, E> {
               for (const { resume } of changes) resume(Effect.failCause(cause))
             })
         )
+        this.#inHand = []
       }
-      this.#changing = false
     })
+  }
+
+  /** So many are made at once. */
+  get #most(): number {
+    if (this.#single > 0) {
+      this.#single--
+      return 1
+    }
+    // Requests that follow a write are in the same call, which must not take long.
+    const { maxBatch } = this.#cell.place.space.kernel.settings
+    return this.#changes.some(({ outbox }) => outbox.length > 0) ? maxBatch : this.#changes.length
   }
 
   #update(base: number, { following, json }: Written) {
     const turns = this.#turns
+    this.#written = true
     const more = this.#changes.length > 0 || turns.isLively
     const id = turns.present?.id ?? ""
     return this.#cell.write(
