@@ -50,8 +50,8 @@ local function noteSum(ctx, key, source, number)
 end
 
 -- counter.join: hears of every change from now on; answers the token as of which the answer is, and the present value. Asked
--- again, a member hears these through its mailbox, behind the changes that are there already; the reply says nothing then, as
--- change -1.
+-- again, a member hears these through its mailbox, behind the changes that are there already; the reply has a
+-- negative number for the token then.
 -- keys: all
 -- args: id string
 -- reply: ["joined", change number, value number]
@@ -61,7 +61,7 @@ handlers['counter.join'] = function(ctx, key, id)
   if till > 0 then alarm(ctx, key, till - ctx.now + 1) end
   if isNew then return reply('joined', json(lastToken(ctx)), value) end
   post(ctx, ctx.session, reply('changed', id, json(lastToken(ctx)), value))
-  return reply('joined', -1, 0)
+  return reply('joined', asked(ctx), value)
 end
 
 -- counter.add: adds, unless the sum is not exact any more. With a source, each of its numbers is added once.

@@ -76,8 +76,8 @@ local function conflictWith(ctx, expected)
 end
 
 -- sharedRef.join: hears of every change from now on; answers the token as of which the answer is, and the present value. Asked
--- again, a member hears these through its mailbox, behind the changes that are there already; the reply says nothing then, as
--- change -1.
+-- again, a member hears these through its mailbox, behind the changes that are there already; the reply has a
+-- negative number for the token then.
 -- keys: all
 -- args: id string
 -- reply: ["joined", change number, version number, value json]
@@ -87,7 +87,7 @@ handlers['sharedRef.join'] = function(ctx, key, id)
   if till > 0 then alarm(ctx, key, till - ctx.now + 1) end
   if isNew then return reply('joined', asOf(ctx), json(version), value) end
   post(ctx, ctx.session, reply('changed', id, asOf(ctx), json(version), value))
-  return reply('joined', -1, 0, NO_VALUE)
+  return reply('joined', asked(ctx), json(version), value)
 end
 
 -- sharedRef.set: writes the value; answers what it replaces, if that is asked for

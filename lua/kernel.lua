@@ -153,6 +153,12 @@ local function lastToken(ctx)
   return ctx.last
 end
 
+-- The last token as a negative number, for who has asked again; -1 stands for none.
+local function asked(ctx)
+  local token = lastToken(ctx)
+  return json(token == '0' and '-1' or '-' .. token)
+end
+
 -- Strictly increasing in the partition, hence per resource, even after the resource was deleted. It starts from the
 -- clock, hence also after the partition lost its data.
 local function nextToken(ctx)

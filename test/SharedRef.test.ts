@@ -483,6 +483,44 @@ layer(TestServer.layer, live)("a shared ref", (it) => {
         yield* Effect.all([ref.delete, counter.reset])
       }), { lease: "30 seconds" }))
 
+  it.effect("begins with the present value, also where its process has not heard of that yet", () =>
+    behindLine(({ context, direct, line }) =>
+      Effect.gen(function*() {
+        const other = yield* direct()
+        const [ref, theirs] = [yield* on(context, number()), yield* on(other, number())]
+        const counters = yield* Effect.forEach([context, other], (node) => on(node, Counter.make({ name: "x" })))
+        yield* Effect.forkScoped(Stream.runDrain(ref.changes))
+        yield* Effect.forkScoped(Stream.runDrain(counters[0]!.changes))
+        yield* theirs.set(1)
+        yield* promptly(ref.until((value) => value === 1), "the first value")
+        const reading = yield* line.hold(({ name }) => name === "XREAD")
+        yield* theirs.set(2)
+        yield* reading.request
+        yield* theirs.set(3)
+        assert.strictEqual(yield* counters[1]!.add(4), 4)
+        assert.deepStrictEqual(yield* Stream.runHead(ref.changes), Option.some(3))
+        assert.deepStrictEqual(yield* Stream.runHead(counters[0]!.changes), Option.some(4))
+        const { reason } = yield* Effect.flip(ref.until((value) => value === 1, { wait: "10 millis" }))
+        assert.strictEqual(reason._tag, "WaitTimeout")
+        // It hears of later ones.
+        const later = yield* Effect.forkChild(ref.until((value) => value === 5))
+        yield* reading.release()
+        yield* theirs.set(5)
+        yield* promptly(Fiber.join(later), "a later value")
+        yield* Effect.all([ref.delete, counters[0]!.reset])
+      }), { lease: "30 seconds" }))
+
+  it.effect("waits no longer than it has to while Redis hangs", () =>
+    behindLine(({ context, line }) =>
+      Effect.gen(function*() {
+        const ref = yield* on(context, number())
+        yield* line.blackhole
+        const began = Date.now()
+        yield* Effect.flip(ref.until((value) => value === 1, { wait: "100 millis" }))
+        assert.isBelow(elapsed(began), 1000)
+        yield* line.pass
+      }), { lease: "30 seconds", requestTimeout: "3 seconds" }))
+
   it.effect("goes on with other updates when one ends the fiber that makes them", () =>
     withNode(() =>
       Effect.gen(function*() {

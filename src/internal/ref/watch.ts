@@ -40,6 +40,8 @@ export interface Heard<S> {
 interface Subscriber<S> {
   last: S | undefined
   epoch: number
+  /** It came later than others, and Redis has not answered yet what it is told first. */
+  isAsking: boolean
   readonly next: (state: S) => void
   readonly fail: (error: CoordinatorError) => void
 }
@@ -111,11 +113,11 @@ export class Watch<S extends State> implements Observer {
     active.get(kernel)?.delete(key)
   }
 
-  #leaveIfUnused(left: () => void = ignore): void {
+  #leaveIfUnused(): void {
     const member = this.#member
-    if (member === undefined || this.#subscribers.size > 0 || this.#idle !== undefined) return left()
+    if (member === undefined || this.#subscribers.size > 0 || this.#idle !== undefined) return
     this.#close()
-    this.#options.place.tenancy.release(member, left)
+    this.#options.place.tenancy.release(member, ignore)
   }
 
   #fail(error: CoordinatorError): void {
@@ -191,7 +193,8 @@ export class Watch<S extends State> implements Observer {
   // -------------------------------------------------------------------------------------------------------------------
 
   #tell(subscriber: Subscriber<S>, state: S): void {
-    const { epoch, last } = subscriber
+    const { epoch, isAsking, last } = subscriber
+    if (isAsking) return
     if (last !== undefined && epoch === this.#epoch && state.change <= last.change) return
     subscriber.last = state
     subscriber.epoch = this.#epoch
@@ -200,8 +203,37 @@ export class Watch<S extends State> implements Observer {
 
   #subscribe(subscriber: Subscriber<S>): void {
     this.#subscribers.add(subscriber)
-    if (this.latest !== undefined) this.#tell(subscriber, this.latest)
-    this.#open()
+    if (this.#member === undefined) this.#open()
+    else this.#ask(this.#member, subscriber)
+  }
+
+  // The newest state that was received can be outdated: what is under way may be older than this subscription.
+  #ask(member: Membership, subscriber: Subscriber<S>): void {
+    const { place: { channel, key }, verb } = this.#options
+    const { session } = channel
+    // A session that comes later asks for all.
+    if (session === undefined) return
+    subscriber.isAsking = true
+    channel.outbox.request<"sharedRef.join" | "counter.join">({
+      verb,
+      key,
+      args: [member.id],
+      session,
+      urgent: true,
+      moot: () => {
+        subscriber.isAsking = false
+      },
+      settle: ([, ...told]) => {
+        subscriber.isAsking = false
+        const state = this.#options.parse(told)
+        // Events with older states may still come.
+        this.#tell(subscriber, { ...state, change: Math.abs(state.change) })
+      },
+      fail: (error) => {
+        this.#subscribers.delete(subscriber)
+        subscriber.fail(error)
+      }
+    })
   }
 
   /** The present state, and then every change. So many wait for a slow subscriber; then the oldest is dropped, and counted. */
@@ -219,6 +251,7 @@ export class Watch<S extends State> implements Observer {
             const subscriber: Subscriber<S> = {
               last: undefined,
               epoch: 0,
+              isAsking: false,
               next: (state) => void Queue.offerUnsafe(queue, [++number, state]),
               fail: (error) => void Queue.failCauseUnsafe(queue, Cause.fail(fail(error)))
             }
@@ -226,9 +259,10 @@ export class Watch<S extends State> implements Observer {
             return { queue, self, subscriber }
           }),
           ({ self, subscriber }) =>
-            Effect.callback<void>((resume) => {
+            // It leaves in the background: Redis may not answer.
+            Effect.sync(() => {
               self.#subscribers.delete(subscriber)
-              self.#leaveIfUnused(() => resume(Effect.void))
+              self.#leaveIfUnused()
             })
         ),
         ({ queue }) => {
