@@ -212,7 +212,7 @@ const counted = ({ home, hooks, settings }: Kernel): void => {
 const unread = 16
 
 /** The reports of the kernel go to the context that the coordinator was made in. */
-const hooksOf = Effect.fnUntraced(function*({ name, namespace }: Settings, changes: PubSub.PubSub<SessionTransition>) {
+const hooksOf = Effect.fnUntraced(function*({ name, namespace }: Settings, changes: Transitions) {
   const context = yield* Effect.context<never>()
   const run = Effect.runForkWith(context)
   const hooks: Hooks = {
@@ -230,7 +230,10 @@ const hooksOf = Effect.fnUntraced(function*({ name, namespace }: Settings, chang
   return hooks
 })
 
-const serviceOf = (kernel: Kernel, changes: PubSub.PubSub<SessionTransition>): Coordinator["Service"] => {
+/** Transitions, and behind them the end: nothing. */
+type Transitions = PubSub.PubSub<SessionTransition | undefined>
+
+const serviceOf = (kernel: Kernel, changes: Transitions): Coordinator["Service"] => {
   const { lease, margin, name, namespace } = kernel.settings
   return Coordinator.of({
     namespace,
@@ -246,7 +249,13 @@ const serviceOf = (kernel: Kernel, changes: PubSub.PubSub<SessionTransition>): C
         claims: channel.tenant.size
       }))
     ),
-    changes: Stream.fromPubSub(changes)
+    changes: Stream.suspend(() =>
+      kernel.isClosed()
+        ? Stream.empty
+        : Stream.takeWhile(Stream.fromPubSub(changes), (transition) => transition !== undefined) as Stream.Stream<
+          SessionTransition
+        >
+    )
   })
 }
 
@@ -265,12 +274,19 @@ export const make: (
     const wait = options.wait === undefined ? undefined : duration(options.wait, "wait")
     const maxHold = options.maxHold === undefined ? undefined : duration(options.maxHold, "maxHold")
     const connections = connectionsOf(yield* Redis.Redis)
-    const changes = yield* PubSub.sliding<SessionTransition>(unread * settings.partitions)
+    const changes = yield* PubSub.sliding<SessionTransition | undefined>(unread * settings.partitions)
     const hooks = yield* hooksOf(settings, changes)
     const about = JSON.stringify({ name: settings.name, host: io.host, pid: io.pid, since: io.wall() })
     const kernel = yield* Effect.acquireRelease(
       Effect.sync(() => new Kernel(connections, settings, about, hooks, io)),
-      (kernel) => Effect.andThen(Effect.promise(() => kernel.close()), Effect.sync(() => homes.delete(kernel.home)))
+      (kernel) =>
+        Effect.andThen(
+          Effect.promise(() => kernel.close()),
+          Effect.sync(() => {
+            homes.delete(kernel.home)
+            PubSub.publishUnsafe(changes, undefined)
+          })
+        )
     )
     const space: Space = { kernel, places: new Places(), wait, maxHold }
     const first = channelAt(space, 0)

@@ -102,7 +102,7 @@ export interface Counter {
   /** The present value, and then every change. It ends only with an error. */
   readonly changes: Stream.Stream<number, CounterError>
   readonly changesWith: (options: ChangesOptions) => Stream.Stream<number, CounterError>
-  /** Additions that are summed up here, and sent together. The rest is sent when the scope closes. */
+  /** Additions that are summed up here, and sent together. The rest is sent when the scope closes; to add later is a defect. */
   readonly batched: (options: BatchOptions) => Effect.Effect<Batched, never, Scope.Scope>
 }
 
@@ -318,15 +318,25 @@ class CounterImpl implements Counter {
         fail: failed,
         exceeded: (by, value) => this.#exceeded(by, value)
       })
+      const subject = describe("counter", this.name, this.#place.namespace)
+      let closed = false
       const flushFor = (options: WaitOptions): Effect.Effect<void, CounterError> =>
         bounded(sums.flush, this.#place, waitOf(this.#place, options), fail)
       const batched: Batched = {
-        add: (by) => Effect.sync(() => sums.add(checkBy(by))),
+        add: (by) =>
+          Effect.sync(() => {
+            if (closed) throw new Error(`The scope of these additions to ${subject} is closed: nothing sends them`)
+            sums.add(checkBy(by))
+          }),
         pending: Effect.sync(() => sums.pending),
         flush: flushFor({}),
         flushFor
       }
-      return Effect.acquireRelease(Effect.succeed(batched), () => sums.close)
+      const close = Effect.suspend(() => {
+        closed = true
+        return sums.close
+      })
+      return Effect.acquireRelease(Effect.succeed(batched), () => close)
     })
 }
 

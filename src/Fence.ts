@@ -173,6 +173,8 @@ export const withOptions = (options: {
     }
     if (typeof command !== "string" || command === "") throw new RangeError("command must be the name of a command")
     checkArguments(args)
+    // Others cannot be written as UTF-8.
+    if (!args.every((arg) => String(arg).isWellFormed())) throw new RangeError("args must be well-formed Unicode")
     if (args.length > mostArguments) throw new RangeError(`args must not be more than ${mostArguments}`)
     const token = tokenOf(lease)
     const timeToLive = Math.ceil(millis(options.timeToLive ?? "24 hours", "timeToLive"))

@@ -10,7 +10,8 @@
  *
  * - A coordinator writes into the context that its layer was built in. Read and export the metrics in the same one.
  * - Metrics are in the memory of the process, so they do not outlive it.
- * - `holds`, `publications` and `deliveries` are written with each batch, so they are a moment behind.
+ * - `holds`, `publications` and `deliveries` are written with the next batch: that of a coordinator which
+ *   does nothing is a heartbeat, a third of its lease at most.
  *
  * @since 0.1.0
  */
@@ -51,8 +52,8 @@ export const roundTrip = Metric.histogram("lockstep_round_trip_millis", {
 })
 
 /**
- * `lockstep_waits`: requests that had to queue for a hold, a party or a signal. Waits at latches, for task groups, refs and results are
- * not among them.
+ * `lockstep_waits`: requests that had to queue for a hold, a party or a signal. Waits at latches, for task groups, values of refs and
+ * results are not among them, but updates of a ref that wait for their turn are.
  *
  * @category metrics
  * @since 0.1.0

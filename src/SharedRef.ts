@@ -31,8 +31,8 @@
  * - Values are decoded once and shared: treat them as immutable.
  * - Redis sends every version to each process that subscribes: keep values small, some kilobytes at most.
  * - A subscriber that falls more than 1,024 versions behind misses the oldest, and `versions` says how many. After a loss of the
- *   session it goes on with the latest version: those that it has missed then are not counted. `conflate` shows a slow
- *   subscriber only the latest.
+ *   session, or of events of which some 16,000 waited, it goes on with the latest version: those that it has missed then are not
+ *   counted. `conflate` shows a slow subscriber only the latest.
  * - Every process has to use the same schema, `initial` and `colocate`. `colocate` decides where the ref lives.
  * - While Redis is away, reads and writes fail after the coordinator's `requestTimeout`. A write that failed with `Timeout` may
  *   be executed all the same.

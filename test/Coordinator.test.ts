@@ -14,6 +14,7 @@ import {
   Metric,
   Option,
   Schema,
+  Scope,
   Stream
 } from "effect"
 import {
@@ -56,6 +57,22 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("C
         yield* eventually(Effect.map(coordinator.sessions, (all) => all.every(({ state }) => state === "open")))
         assert.isTrue(seen.every(({ partition }) => partition >= 0 && partition < 16))
       }), short))
+
+  it.effect("ends the stream of transitions when it is closed", () =>
+    Effect.gen(function*() {
+      const scope = yield* Scope.make()
+      const context = yield* Scope.provide(
+        Effect.flatMap(TestServer, ({ url }) => node(url, { namespace: freshNamespace(), ...short })),
+        scope
+      )
+      const { changes } = Context.get(context, Coordinator.Coordinator)
+      const watching = yield* Effect.forkChild(Stream.runCollect(changes), { startImmediately: true })
+      yield* onNode(context)(Lock.withLock(Effect.void, "a"))
+      yield* Scope.close(scope, Exit.void)
+      const seen = yield* Effect.timeout(Fiber.join(watching), "5 seconds")
+      assert.strictEqual(Array.from(seen).at(-1)?.to, "closed")
+      assert.isEmpty(yield* Stream.runCollect(changes))
+    }))
 
   it.effect("counts", () =>
     Effect.gen(function*() {

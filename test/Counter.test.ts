@@ -97,6 +97,8 @@ layer(TestServer.layer, live)("a counter", (it) => {
         const other = yield* on(yield* node(server.url, { namespace, partitions: 1 }), Counter.make({ name: "n" }))
         assert.strictEqual(yield* counter.add(1), 1)
         yield* Effect.scoped(Effect.gen(function*() {
+          const closed = yield* Effect.scoped(counter.batched({ flush: "1 second" }))
+          assert.isTrue(Exit.hasDies(yield* Effect.exit(closed.add(1))))
           const batched = yield* counter.batched({ flush: "1 second" })
           const before = line.counters.of("FCALL")
           for (let n = 0; n < 10_000; n++) yield* batched.add(1)

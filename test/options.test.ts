@@ -169,6 +169,8 @@ layer(TestServer.layer, live)("options", (it) => {
           yield* refused("token", ref.setFenced({ kind: "lock", key: "k", token }, 1))
           yield* refused("token", Effect.provideContext(Fence.run({ token }, "fenced", "SET", "1"), context))
         }
+        const torn = Fence.run({ token: 1 }, "fenced", "SET", "\ud800")
+        yield* refused("args", Effect.provideContext(torn, context))
         assert.strictEqual(yield* ref.get, 0)
       }))
     ))

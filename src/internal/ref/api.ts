@@ -66,7 +66,7 @@ export interface SharedRef<in out A> {
       | ((value: A) => Effect.Effect<Publication | ReadonlyArray<Publication>>)
   ) => SharedRef<A>
   readonly set: (value: A) => Effect.Effect<void, SharedRefError>
-  /** Sets the value, and answers the former one. */
+  /** Sets the value, and answers the former one; fails with `InvalidPayload`, and has set it, if the schema does not fit that one. */
   readonly getAndSet: (value: A) => Effect.Effect<A, SharedRefError>
   /** Sets the value if the ref still has this version; 0 if it is still absent. Answers whether it did. */
   readonly compareAndSet: (version: number, value: A) => Effect.Effect<boolean, SharedRefError>
