@@ -11,10 +11,14 @@
 --                s for success, f for anything else, x if all blocked jobs are being removed
 --   e<job> <n>   its edge of that number: the blocked job
 --   E            the jobs that have ended and still have edges. The alarm goes on with them: the work of a call is bounded.
+--   C            while waiting jobs are removed over several calls: the time until which no blocked job hears of an end. A job that is
+--                unblocked would be removed as a waiting one.
 -- `blocked` of the queue's record counts the blocked jobs, and `awaited` the fields d<job>: while there are none, no end of a job looks
 -- for any.
 
 local MOST_EDGES = 256
+-- In ms, behind the last call: the process that removes jobs may die.
+local HELD_BACK = 5000
 local SUCCESS = '["success"'
 
 -- The jobs before an offered job, "<bytes> <name>" for each behind the letter of its policy: those that have not ended, and what the
@@ -161,8 +165,23 @@ local function tellBlocked(ctx, queue, before, most)
   return #jobs, all
 end
 
+-- Until when no blocked job hears of an end; 0 for no such time.
+local function heldUntil(ctx, queue)
+  local till = queue.heldUntil
+  if not till then
+    till = tonumber(call('HGET', queue.key, 'C') or 0)
+    -- After a fail-over the clock may be behind.
+    local holds = till > ctx.now and till <= ctx.now + HELD_BACK
+    if till > 0 and not holds then call('HDEL', queue.key, 'C') end
+    till = holds and till or 0
+    queue.heldUntil = till
+  end
+  return till
+end
+
 -- Goes on with jobs that have ended, for as long as the call may work. Jobs that end because of that are among them.
 extend.release = function(ctx, queue)
+  if heldUntil(ctx, queue) > 0 then return end
   local ending, at = queue.ending, 1
   queue.edges = queue.edges or 0
   while ending[at] and queue.edges < MOST_EDGES do
@@ -179,16 +198,30 @@ extend.suspend = function(ctx, queue)
   local known = call('HGET', queue.key, 'E')
   call('HSET', queue.key, 'E', (known and known .. ' ' or '') .. concat(queue.ending, ' '))
   queue.ending = nil
-  soonerDue(ctx, queue, ctx.now)
+  soonerDue(ctx, queue, math.max(ctx.now, heldUntil(ctx, queue)))
 end
 
 -- Goes on with what calls before have left.
 extend.resume = function(ctx, queue)
+  local till = heldUntil(ctx, queue)
+  if till > 0 then return soonerDue(ctx, queue, till) end
   local known = call('HGET', queue.key, 'E')
   if not known then return end
   call('HDEL', queue.key, 'E')
   queue.ending = queue.ending or {}
   for job in string.gmatch(known, '%S+') do queue.ending[#queue.ending + 1] = job end
+end
+
+-- Some waiting jobs were removed. While more are to be, blocked jobs do not hear of their ends.
+extend.removedSome = function(ctx, queue, more)
+  if more then
+    queue.heldUntil = ctx.now + HELD_BACK
+    call('HSET', queue.key, 'C', text(queue.heldUntil))
+  else
+    queue.heldUntil = 0
+    call('HDEL', queue.key, 'C')
+    extend.resume(ctx, queue)
+  end
 end
 
 -- A blocked job is removed, for another reason than the end of a job before it.
@@ -202,7 +235,7 @@ end
 extend.drainBlocked = function(ctx, queue, most)
   local count = 0
   queue.clearing = true
-  if queue.awaited > 0 then extend.resume(ctx, queue) end
+  if queue.awaited > 0 then extend.removedSome(ctx, queue, false) end
   for _, letter in ipairs(queue.blocked > 0 and EVERY_LETTER or {}) do
     local some = LAST[letter] and 0 or most - count
     for _, one in ipairs(some > 0 and pendingOf(queue[letter], some, consumerOf(letter, BLOCKED)) or {}) do

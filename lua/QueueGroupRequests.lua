@@ -32,10 +32,11 @@ end
 -- reply: ["purged", count number, more boolean]
 -- flags: allow-oom
 handlers['queue.purgeGroup'] = function(ctx, key, group)
-  local queue, prefix = loadQueue(ctx, key), prefixOf(group)
-  if queue.grouped == 0 then return reply('purged', 0, false) end
-  local count, found = groups.purge(ctx, queue, '[' .. prefix, '(' .. prefix .. BEHIND, MOVED)
-  return reply('purged', count, count < found or found == MOVED)
+  local queue, prefix, count, found = loadQueue(ctx, key), prefixOf(group), 0, 0
+  if queue.grouped > 0 then count, found = groups.purge(ctx, queue, '[' .. prefix, '(' .. prefix .. BEHIND, MOVED) end
+  local more = count < found or found == MOVED
+  if queue.awaited > 0 then extend.removedSome(ctx, queue, more) end
+  return reply('purged', count, more)
 end
 
 -- queue.group: how many jobs a group has

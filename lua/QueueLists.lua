@@ -294,6 +294,7 @@ handlers['queue.drain'] = function(ctx, key, delayed, behind)
   local count, last = drainJobs(ctx, queue, delayed == '1', behind)
   local swept = sweptIn(ctx, queue)
   local more = readyIn(queue) + queue.stored > 0 or last ~= '' or delayed == '1' and queue.delayed + queue.blocked > 0
+  if delayed ~= '1' and queue.awaited > 0 then extend.removedSome(ctx, queue, more) end
   return reply('drained', count + swept, more, last)
 end
 

@@ -113,6 +113,58 @@ layer(TestServer.layer, live)("jobs that run after others", (it) => {
         assert.deepStrictEqual(left, [])
       })
     }))
+
+  it.effect("are not notified while a drain goes on, or not for long if its process dies", () =>
+    Effect.gen(function*() {
+      const redis = yield* client(yield* TestServer)
+      yield* Effect.promise(async () => {
+        const queue = actor(redis, freshNamespace(), "queue:q")
+        await queue.open("s")
+        await queue.send("s", "queue.join", ["p", "1", 0, 0, 0, 60_000, 10_000, 0, 3, 0, 0, 1, 0, 0, 1, 0, ""])
+        let number = 0
+        const offer = (values: string, shapes: string) =>
+          queue.send("s", "queue.offer", [values, shapes, "node", ++number])
+        const fill = async () => {
+          const [, stamp, first] = await offer("1", "1 ")
+          const before = `n${stamp}-${first}`
+          await offer(`1c${before.length} ${before}`, `1p${before.length + 4} `)
+          await offer("1".repeat(400), "1 ".repeat(400))
+        }
+        const drain = async (all = "") => (await queue.send("s", "queue.drain", [all, ""])).slice(1, 3)
+        const state = async () => {
+          const reply = await queue.look("queue.state", [])
+          return { waiting: reply[1][1] + reply[1][2], blocked: reply[12] }
+        }
+        const left = async () => (await redis.hkeys(queue.key)).filter((field) => /^[cdeC]\w|^[CE]/.test(field))
+        await fill()
+        assert.deepStrictEqual(await drain(), [256, true])
+        assert.deepStrictEqual(await state(), { waiting: 145, blocked: 1 })
+        // No alarm goes on with it, nor a member that joins.
+        assert.isAtLeast(queue.answers.get("s")![3] as number, 1000)
+        await queue.ring()
+        await queue.send("s", "queue.join", ["p", 0, 0, 0, 0, 60_000, 10_000, 0, 3, 0, 0, 1, 0, 0, 1, 0, ""])
+        assert.deepStrictEqual(await state(), { waiting: 145, blocked: 1 })
+        assert.deepStrictEqual(await drain(), [145, false])
+        assert.deepStrictEqual(await state(), { waiting: 1, blocked: 0 })
+        assert.deepStrictEqual(await left(), [])
+        // What ends all the same does not wait for that.
+        await fill()
+        assert.deepStrictEqual(await drain(), [256, true])
+        assert.deepStrictEqual(await drain("1"), [147, false])
+        assert.deepStrictEqual(await state(), { waiting: 0, blocked: 0 })
+        assert.deepStrictEqual(await left(), [])
+        for (const past of [-1, 3_600_000]) {
+          await fill()
+          assert.deepStrictEqual(await drain(), [256, true])
+          assert.deepStrictEqual(await state(), { waiting: 145, blocked: 1 })
+          await redis.hincrby(queue.key, "C", past < 0 ? -10_000 : past)
+          await queue.ring()
+          assert.deepStrictEqual(await state(), { waiting: 146, blocked: 0 })
+          assert.deepStrictEqual(await left(), [])
+          assert.deepStrictEqual(await drain(), [146, false])
+        }
+      })
+    }))
 })
 
 interface World {

@@ -156,6 +156,28 @@ layer(TestServer.layer, live)("a job after others", (it) => {
         yield* worker.stop
       })))
 
+  it.effect("runs all the same after a removed job, also when a drain or a purge removes jobs over several calls", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make())
+        const remove = { drain: queue.drain(), purge: queue.group("g").purge }
+        for (const [how, group] of [["drain", undefined], ["drain", "g"], ["purge", "g"]] as const) {
+          const first = yield* queue.offer(0, { group })
+          const after = { after: [first.id], group }
+          const kept = yield* queue.offer(1, { ...after, onFailure: "continue" })
+          const failed = yield* queue.offer(2, after)
+          yield* queue.offer(3, { after: [failed.id], group, onFailure: "continue" })
+          yield* queue.offerAll(upTo(600), { group })
+          assert.strictEqual(yield* remove[how], 601)
+          yield* shows(queue, { waiting: 2, blocked: 0, dead: 1 })
+          assert.deepStrictEqual(yield* queue.job(kept.id).status, Option.some({ state: "waiting", attempts: 0 }))
+          const worker = yield* working(queue)
+          yield* begins(worker, [1, 3])
+          yield* worker.stop
+          yield* queue.discard()
+        }
+      })))
+
   it.effect("runs in its shard, and is refused for jobs of others", () =>
     several(1, ([a]) =>
       Effect.gen(function*() {
