@@ -42,7 +42,8 @@
 --   D D<name> E<...>   deques: lua/QueueStealing.lua
 -- `ids` has the ids that producers gave to jobs that are not done: the id of each job. `even` and `odd` have, in turns of
 -- `window` ms, i<id> and r<job> of jobs that are done: the job, and its outcome as JSON. They also have t<id> "<time> <job>" of jobs
--- that others are duplicates of until then, and p<node> "<number> <reply>" of the last offer of a coordinator.
+-- that others are duplicates of until then, p<node> "<number> <reply>" of the last offer of a coordinator, and f<id> of jobs that were
+-- removed, whose ids are free: offers do not read it.
 -- `dead` is a stream of dead letters: j <id> w <reason> n <attempts> c <crashes> m <error>, o <log> if there is one, and the
 -- fields of the job.
 --
@@ -387,14 +388,24 @@ local function unstack(queue, job)
   if queue.stacked > 0 then queue.stacked = queue.stacked - call('ZREM', queue.delays, job) end
 end
 
+-- The id that a producer gave is free at once. While the outcome of the job is known, it is found by that id all the same, but by no offer.
+local function removeId(ctx, queue, given, job, wanted)
+  local first = freeId(queue, given)
+  -- It may be known from before a replay, or of a job that was removed before.
+  extend.forgetIds(ctx, queue, { 'i' .. given, 'f' .. given })
+  if not wanted then return end
+  extend.noteId(ctx, queue, (split(given) and 'i' or 'f') .. given, job, wanted)
+  if first then extend.noteId(ctx, queue, 'i' .. first, job, wanted) end
+end
+
 -- Removes a job that was not in work, for another reason than that it is done.
 extend.remove = function(ctx, queue, letter, id, fields, outcome)
   removeJob(queue, letter, id)
   unstack(queue, letter .. id)
   dropNotes(ctx, queue, { letter .. id })
   if not fields then return end
-  local given, deduped = fieldOf(fields, 'i'), fieldOf(fields, 'q')
-  if given then freeId(queue, given) end
+  local given, deduped, wanted = fieldOf(fields, 'i'), fieldOf(fields, 'q'), fieldOf(fields, 'r')
+  if given then removeId(ctx, queue, given, letter .. id, wanted) end
   if deduped then extend.released(ctx, queue, deduped, letter .. id) end
-  conclude(ctx, queue, letter .. id, nil, fieldOf(fields, 'r'), outcome)
+  conclude(ctx, queue, letter .. id, nil, wanted, outcome)
 end

@@ -22,6 +22,8 @@ local function jobNamed(ctx, queue, name)
       if not later then break end
       job = later
     end
+    -- Another job may have had the id since.
+    if job == name and not split(name) then job = notedAs(ctx, queue, 'f' .. name) or name end
   end
   local letter, at = split(job)
   return job, letter, at

@@ -72,7 +72,10 @@ local function offerWish(ctx, queue, id, body, wish, holding)
   end
   call('XADD', unpack(args))
   if till then extend.expires(ctx, queue, letter .. id, till) end
-  if wish.i then call('HSET', queue.ids, wish.i, letter .. id) end
+  if wish.i then
+    call('HSET', queue.ids, wish.i, letter .. id)
+    extend.reusedId(ctx, queue, wish.i)
+  end
   if wish.y then call('HSET', queue.key, 'y' .. letter .. id, wish.y) end
   return letter .. id
 end

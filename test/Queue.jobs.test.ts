@@ -166,6 +166,61 @@ layer(TestServer.layer, live)("a job that is retried from its dead letter", (it)
 })
 
 layer(TestServer.layer, live)("a job that is not done", (it) => {
+  for (const timeToLive of [undefined, "5 seconds"] as const) {
+    const result = timeToLive === undefined ? true : { timeToLive }
+    const outcomes = timeToLive === undefined ? "as long as ids are known" : "for longer"
+    it.effect(`has its id for others when it is removed, and is known by it all the same: outcomes are kept ${outcomes}`, () =>
+      several(1, ([a], namespace, server) =>
+        Effect.gen(function*() {
+          const options = {
+            name: "freed",
+            payload: Schema.Number,
+            success: Schema.Number,
+            retention: "2 seconds"
+          } as const
+          const queue = yield* on(a!, Effect.tap(Queue.make(options), emptied))
+          const drained = (name: string) =>
+            Effect.gen(function*() {
+              const { reason } = yield* Effect.flip(queue.job(name).result({ wait: "5 seconds" }))
+              assert.deepInclude(reason, { _tag: "JobFailed", outcome: "cancelled" })
+              const after = yield* queue.offer(5, { after: [name], onFailure: "skip" })
+              assert.isTrue(Option.isNone(yield* queue.job(after.id).status))
+            })
+          const first = yield* queue.offer(1, { id: "a", result })
+          assert.strictEqual(yield* queue.drain(), 1)
+          yield* drained("a")
+          yield* drained(first.id)
+          // The new job has the id from now on, also when it is done.
+          const second = yield* queue.offer(2, { id: "a", result })
+          assert.isFalse(second.duplicate)
+          assert.isTrue(Option.isSome(yield* queue.job("a").status))
+          const worker = yield* working(queue, (n) => n === 3 ? Effect.die("no") : Effect.succeed(n), { attempts: 1 })
+          assert.strictEqual(yield* queue.job("a").result({ wait: "5 seconds" }), 2)
+          yield* drained(first.id)
+          assert.deepStrictEqual(yield* queue.offer(2, { id: "a" }), { id: second.id, duplicate: true })
+          // Also of jobs that were dead letters before, with ids of producers and without.
+          const named = yield* queue.offer(3, { id: "b", result })
+          const { id } = yield* queue.offer(3, { result })
+          yield* shows(queue, { dead: 2 })
+          yield* worker.stop
+          assert.strictEqual(yield* queue.replay(), 2)
+          assert.strictEqual(yield* queue.drain(), 2)
+          for (const name of ["b", named.id, id]) yield* drained(name)
+          const again = yield* queue.offer(4, { id: "b", result })
+          assert.isFalse(again.duplicate)
+          assert.strictEqual(yield* queue.drain(), 1)
+          yield* drained("b")
+          yield* drained(named.id)
+          // It is known by that no longer than another job that had the id since.
+          const longer = Effect.map(server.cli("KEYS", `{${namespace}:*}:queue-f1:b*`), (keys) => keys.trim() !== "")
+          assert.strictEqual(yield* longer, timeToLive !== undefined)
+          const last = yield* queue.offer(6, { id: "b" })
+          assert.isFalse(yield* longer)
+          assert.isTrue(yield* queue.job(last.id).cancel)
+          assert.deepInclude((yield* Effect.flip(queue.job("b").result())).reason, { _tag: "OutcomeUnknown" })
+        })))
+  }
+
   it.effect("begins now when it is promoted, or later when it is rescheduled", () =>
     several(2, ([a, b]) =>
       Effect.gen(function*() {
