@@ -1,6 +1,6 @@
 /** Queues of a length: what becomes of offers when they are full. */
 import { assert, layer } from "@effect/vitest"
-import { Deferred, Effect, Exit, Fiber, Option, Schedule, Schema, Scope, Stream } from "effect"
+import { DateTime, Deferred, Effect, Exit, Fiber, Option, Schedule, Schema, Scope, Stream } from "effect"
 import { Queue } from "../src/index.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
 import { eventually, realSleep } from "./support/eventually.ts"
@@ -171,6 +171,34 @@ layer(TestServer.layer, live)("a queue of a length", (it) => {
           yield* worker.stop
         }), { partitions: shards, lease: "3 seconds", margin: "500 millis" }))
   }
+
+  it.effect("counts the time in which an offer waits for room as time since the offer", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, limited(1))
+        yield* queue.pause
+        yield* queue.offer(1)
+        const began = Date.now()
+        const expired = yield* Effect.forkChild(Effect.flip(queue.execute(2, { expires: "300 millis" })))
+        yield* waitersOf([expired], 1)
+        // The request for the first one is under way: these stand behind it in their process.
+        const due = yield* Effect.forkChild(queue.offer(3, { delay: "300 millis" }))
+        const late = yield* Effect.forkChild(queue.offer(4, { delay: "1 hour", expires: "2 hours", id: "e9d9" }))
+        yield* eventually(Effect.sync(() => assert.isAbove(Date.now() - began, 400)))
+        const worker = yield* working(queue)
+        yield* queue.resume
+        const { reason } = yield* promptly(Fiber.join(expired), "the end of the job")
+        assert.deepInclude(reason, { _tag: "JobFailed", outcome: "expired" })
+        yield* Fiber.join(due)
+        yield* begins(worker, [1, 3])
+        yield* Fiber.join(late)
+        yield* shows(queue, { completed: 2, expired: 1, delayed: 1 })
+        const [job] = yield* Stream.runCollect(queue.jobs({ state: "delayed" }))
+        const hour = began + 3_600_000
+        assert.strictEqual(job!.id, "e9d9")
+        assert.isAtMost(Math.abs(DateTime.toEpochMillis(job!.due!) - hour), 250)
+        yield* worker.stop
+      })))
 
   it.effect("stores no job whose wait for room was over", () =>
     several(1, ([a], namespace, server) =>

@@ -48,9 +48,11 @@ export interface Asker extends Owner {
 const [full, waits, unknown] = [0, 2, 3]
 
 interface Item {
-  readonly wish: Wish
+  wish: Wish
   readonly asker: Asker
   readonly at: number
+  /** When `wish` said how long its delay and its time to expire are, in milliseconds. */
+  since: number
   /** The actor has said that it has to wait for room. */
   isForRoom: boolean
 }
@@ -68,6 +70,12 @@ const perBefore = 256
 
 const weightOf = ({ wish: { after, body } }: Item): number =>
   after === undefined ? body.length : body.length + after.length * perBefore
+
+// Both times begin with the offer, so each try has what is left of them. They are the only numbers behind these letters.
+const afterWait = (wish: Wish, millis: number): Wish => {
+  const more = wish.more.replace(/([de])(\d+)/g, (_, letter, time) => `${letter}${Math.max(0, time - millis)}`)
+  return more === wish.more ? wish : { ...wish, more }
+}
 
 type Reply = readonly ["offered", stamp: number, first: number, known: unknown] | readonly ["late"]
 
@@ -279,7 +287,7 @@ export class Offerer {
 
   offer(wish: Wish, asker: Asker, at: number): void {
     if (this.#closed !== undefined) return asker.failed(this.#closed)
-    const item = { wish, asker, at, isForRoom: false }
+    const item = { wish, asker, at, since: this.#now, isForRoom: false }
     if (this.#line.length === 0 && this.#takes(item)) return this.#put(item, false)
     const { owners } = this.#line
     // The first job of a call: the others have been accepted with it.
@@ -329,6 +337,11 @@ export class Offerer {
   // It may stand there for other jobs by then.
   #leaveIfIdle(): void {
     if (this.#inLine && this.#isIdle) this.#leave()
+  }
+
+  // In whole milliseconds, as the times of jobs.
+  get #now(): number {
+    return Math.round(this.place.space.kernel.io.now())
   }
 
   get #isIdle(): boolean {
@@ -432,6 +445,9 @@ export class Offerer {
   #putAll(): void {
     for (let { first } = this.#line; first !== undefined && this.#takes(first); { first } = this.#line) {
       this.#line.shift()
+      const now = this.#now
+      first.wish = afterWait(first.wish, now - first.since)
+      first.since = now
       this.#put(first, true)
     }
   }

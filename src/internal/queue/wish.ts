@@ -31,7 +31,7 @@ export type ResultOption = boolean | {
 
 /** @internal */
 export interface OfferOptions {
-  /** How long to wait before the job can begin. */
+  /** How long to wait after the offer before the job can begin. The time in which the offer waits for room counts. */
   readonly delay?: Duration.Input | undefined
   /** When the job can begin, instead of a `delay`. */
   readonly at?: DateTime.DateTime.Input | undefined
@@ -87,7 +87,8 @@ export interface OfferOptions {
   readonly result?: ResultOption | undefined
   /**
    * How long after the offer an attempt may begin; then the job is removed, also while the queue is paused or has no worker. An
-   * active job goes on, and is removed if it returns to the queue. Default: for ever.
+   * active job goes on, and is removed if it returns to the queue. The time in which the offer waits for room counts. That of a
+   * follow-up begins when it is stored: when its handler's job is done, or, in another queue, with its delivery. Default: for ever.
    */
   readonly expires?: Duration.Input | undefined
   /**
