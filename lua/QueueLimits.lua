@@ -16,6 +16,8 @@
 local WAIT, DROP = 0, 2
 -- Of one call.
 local MOST_DROPPED = 1024
+-- Members of `delayed` that are not delayed jobs of no group, and that it passes over.
+local MOST_OTHERS = 1024
 
 local function lengthOf(queue)
   return queue.delayed + waitingIn(queue)
@@ -93,15 +95,22 @@ end
 
 -- Removes up to so many delayed jobs of no group, those first that are due first. Answers how many.
 local function removeDelayed(ctx, queue, most, outcome)
-  local count = 0
-  -- Schedules are among them.
-  for _, job in ipairs(call('ZRANGEBYSCORE', queue.delays, 0, '+inf', 'LIMIT', 0, most + queue.plans)) do
-    local letter, id = split(job)
-    -- A removal may have ended the delay of a job that was kept behind another.
-    if letter and not groups.levels[letter] and count < most and call('ZREM', queue.delays, job) == 1 then
-      queue.delayed, count = queue.delayed - 1, count + 1
-      extend.remove(ctx, queue, letter, id, entryAt(queue[letter], id), outcome)
+  local count, others = 0, 0
+  while count < most and others < MOST_OTHERS do
+    local some = math.min(most - count + others, MOVED)
+    local found = call('ZRANGEBYSCORE', queue.delays, 0, '+inf', 'LIMIT', others, some)
+    for _, job in ipairs(found) do
+      local letter, id = split(job)
+      if not letter or groups.levels[letter] then
+        -- A schedule, or a job of a group.
+        others = others + 1
+      elseif count < most and call('ZREM', queue.delays, job) == 1 then
+        -- A removal before may have ended the delay of a job that was kept behind another.
+        queue.delayed, count = queue.delayed - 1, count + 1
+        extend.remove(ctx, queue, letter, id, entryAt(queue[letter], id), outcome)
+      end
     end
+    if #found < some then break end
   end
   return count
 end

@@ -446,6 +446,29 @@ layer(TestServer.layer, live)("a queue of a length", (it) => {
         yield* shows(queue, { waiting: 0, delayed: 0, completed: 0, dropped: 0 })
       })))
 
+  it.effect("drops delayed jobs of no group first, those first that would begin first", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const length = 403
+        const queue = yield* on(a!, limited(length, "dropOldest"))
+        yield* queue.offerAll(upTo(400, 1000), (n) => ({ delay: n * 1000, group: `g${n % 10}` }))
+        yield* queue.offer(1, { delay: "2 hours" })
+        yield* queue.offer(2, { delay: "3 hours" })
+        yield* queue.schedule("s", "1 hour", 0)
+        const left = Effect.map(Stream.runCollect(queue.jobs({ state: "delayed" })), (jobs) => [
+          jobs.filter(({ group }) => group !== undefined).length,
+          jobs.flatMap(({ group, payload }) => group === undefined ? [Option.getOrThrow(payload)] : [])
+        ])
+        yield* queue.offerAll([3, 4, 5], { delay: "1 hour" })
+        assert.deepStrictEqual(yield* left, [400, [5, 1, 2]])
+        yield* queue.offerAll(upTo(3, 2000), { delay: "1 hour", group: "a" })
+        assert.deepStrictEqual(yield* left, [length, []])
+        yield* queue.offer(2003, { delay: "1 hour", group: "b" })
+        assert.deepStrictEqual(yield* left, [length, []])
+        yield* shows(queue, { delayed: length, waiting: 0, dropped: 6 })
+        yield* queue.unschedule("s")
+      })))
+
   it.effect("drops no job for one that was not offered: returned, retried, replayed, or of a schedule", () =>
     several(1, ([a]) =>
       Effect.gen(function*() {
