@@ -52,6 +52,10 @@ handlers['queue.join'] = function(ctx, key, id, decided, limit, spacing, burst, 
     }
     call('HSET', key, 'm', packQueuePolicy(queue.policy))
     extend.lower(queue)
+    if queue.dead > 0 then
+      call('XTRIM', queue.letters, 'MAXLEN', '=', text(queue.policy.letters))
+      queue.recount = true
+    end
     if queue.grouped > 0 and extend.haveChanged(before, queue.policy) then extend.beginSweep(ctx, queue) end
   end
   queue.joined = true

@@ -860,7 +860,11 @@ layer(TestServer.layer, live)("a job", (it) => {
         yield* shows(queue, { failed: 200, dead: 70 })
         const letters = yield* lettersOf(queue)
         assert.deepStrictEqual(letters.map(({ body }) => Number(body)).toSorted((x, y) => x - y), upTo(70, 130))
-        assert.strictEqual(yield* queue.discard(letters.slice(0, 65).map(({ letter }) => letter)), 65)
+        // A lower length than before holds at once.
+        yield* on(a!, make({ letters: { length: 68, age: "1 day" } }))
+        assert.strictEqual((yield* queue.state).dead, 68)
+        assert.deepStrictEqual(yield* lettersOf(queue), letters.slice(2))
+        assert.strictEqual(yield* queue.discard(letters.slice(0, 65).map(({ letter }) => letter)), 63)
         assert.strictEqual(yield* queue.discard(), 5)
         yield* shows(queue, { dead: 0 })
         const aged = yield* on(a!, make({ letters: { age: "300 millis" } }))
