@@ -173,6 +173,11 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("a
         yield* Fiber.interrupt(failing)
         const letters = yield* Stream.runCollect(queue.deadLetters)
         assert.deepStrictEqual(letters.map(({ id }) => id).toSorted(), upTo(4).map((at) => `given ${at}`))
+        // Of no shard that there is.
+        const elsewhere = letters.map(({ letter }) => `9:${letter.split(":").at(-1)}`)
+        assert.deepStrictEqual(yield* Stream.runCollect(queue.letters({ after: elsewhere[0] })), [])
+        assert.strictEqual(yield* other.replay(elsewhere), 0)
+        assert.strictEqual(yield* other.discard(elsewhere), 0)
         assert.strictEqual(yield* other.replay([letters[0]!.letter]), 1)
         assert.strictEqual(yield* other.discard([letters[1]!.letter]), 1)
         yield* shows(queue, { dead: 2, waiting: 1 })

@@ -446,6 +446,11 @@ layer(TestServer.layer, live)("a job", (it) => {
           isRangeError(yield* Effect.exit(queue.replay([letters[0]!.letter, id])))
           isRangeError(yield* Effect.exit(queue.discard([letters[0]!.letter, id])))
         }
+        // Nor are those of letters of other shards.
+        const elsewhere = letters.map(({ letter }) => `3:${letter}`)
+        assert.strictEqual(yield* queue.replay(elsewhere), 0)
+        assert.strictEqual(yield* queue.discard(elsewhere), 0)
+        assert.deepStrictEqual(yield* Stream.runCollect(queue.letters({ after: elsewhere[0] })), [])
         assert.strictEqual(yield* queue.replay([letters[0]!.letter, "1-1"]), 1)
         const again = yield* working(queue)
         yield* begins(again, [3])

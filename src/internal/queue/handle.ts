@@ -14,7 +14,7 @@ import { asked, fail, failing, type QueueError } from "./errors.ts"
 import type { Following } from "./following.ts"
 import { decoded, type Results } from "./handling.ts"
 import type { Letters } from "./letters.ts"
-import { localOf } from "./naming.ts"
+import { localOf, nameOf } from "./naming.ts"
 import type { Outcome, Outcomes } from "./outcomes.ts"
 import { timeOf } from "./wish.ts"
 
@@ -116,11 +116,12 @@ export class Handle<in out A, in out S, in out E> implements JobHandle<A, S, E> 
   }
 
   get retry(): Effect.Effect<boolean, QueueError> {
-    const { letters, place } = this.#home
+    const { letters, place, shard } = this.#home
     const sought = (before: string): Effect.Effect<boolean, QueueError> =>
       Effect.flatMap(failing(question(place, "queue.seek", [this.#name, before])), (reply) => {
         if (reply[0] === "missing") return Effect.succeed(false)
-        return reply[0] === "more" ? sought(reply[1]) : Effect.map(letters.replay([reply[1]]), (count) => count === 1)
+        if (reply[0] === "more") return sought(reply[1])
+        return Effect.map(letters.replay([nameOf(shard, reply[1])]), (count) => count === 1)
       })
     return Effect.flatMap(this.promote, (promoted) => promoted ? Effect.succeed(true) : sought(""))
   }

@@ -84,23 +84,32 @@ export class Letters {
   }
 
   readonly list = ({ after, limit }: LettersOptions = {}): Stream.Stream<DeadLetter, QueueError> =>
-    Stream.suspend(() =>
-      paged(
+    Stream.suspend(() => {
+      const [shard, behind] = after === undefined ? [this.#shard, ""] : letterOf(after)
+      const most = limitOf(limit)
+      // Letters are listed shard by shard.
+      if (shard !== this.#shard) return Stream.empty
+      return paged(
         (behind, count) =>
           Effect.map(
             failing(question(this.#place, "queue.letters", [behind, count])),
             ([, found]) => lettersOf(this.#shard, found)
           ),
         ({ letter }) => localOf(letter, this.#shard),
-        after === undefined ? "" : letterOf(after),
-        limitOf(limit)
+        behind,
+        most
       )
-    )
+    })
+
+  // Those of other shards are none here.
+  #here(letters: ReadonlyArray<string>): ReadonlyArray<string> {
+    return letters.map(letterOf).flatMap(([shard, own]) => shard === this.#shard ? [own] : [])
+  }
 
   /** Of all, unless some are named. Answers how many. */
   replay(letters?: ReadonlyArray<string>): Effect.Effect<number, QueueError> {
     return Effect.suspend(() => {
-      const chosen = letters === undefined ? this.#present : Stream.fromIterable(letters.map(letterOf))
+      const chosen = letters === undefined ? this.#present : Stream.fromIterable(this.#here(letters))
       return Stream.mapEffect(chosen, (letter) => failing(request(this.#place, "queue.replay", [letter])), {
         concurrency: pageSize
       }).pipe(Stream.filter(([tag]) => tag === "replayed"), Stream.runCount)
@@ -122,7 +131,7 @@ export class Letters {
     if (letters === undefined) return this.#discard("")
     return Effect.suspend(() =>
       Effect.reduce(
-        Arr.chunksOf(letters.map(letterOf), pageSize),
+        Arr.chunksOf(this.#here(letters), pageSize),
         () => 0,
         (total, ids) => Effect.map(this.#discard(ids.join(" ")), (count) => total + count)
       )

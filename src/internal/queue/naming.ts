@@ -25,10 +25,10 @@ export const localOf = (id: string, shard: number): string => {
 }
 
 /** Of a dead letter, in its shard. */
-export const letterOf = (letter: string): string => {
-  const own = ownOf(letter)?.[1]
+export const letterOf = (letter: string): readonly [shard: number, own: string] => {
+  const own = ownOf(letter)
   // In front of those of jobs stands the letter of their stream.
-  if (own !== undefined && /^\d/.test(own)) return own
+  if (own !== undefined && /^\d/.test(own[1])) return own
   throw new RangeError(
     `${JSON.stringify(letter)} is not the id of a dead letter: use its \`letter\`, not the id of its job`
   )
