@@ -30,7 +30,7 @@ const refused = (name: string, self: Effect.Effect<unknown, unknown, any>) =>
     assert.include((defect as RangeError).message, name)
   })
 
-const queueOf = (options: Partial<Queue.Options<number>> = {}) =>
+const queueOf = (options: Partial<Queue.Options<number> & { readonly name: string }> = {}) =>
   Effect.tap(Queue.make({ name: "q", payload: Schema.Number, retention: "200 millis", ...options }), emptied)
 
 layer(TestServer.layer, live)("options", (it) => {
@@ -80,6 +80,19 @@ layer(TestServer.layer, live)("options", (it) => {
           yield* refused("signals", Effect.scoped(queue.pool(() => Effect.void, { signals: ["SIGUSR2", signal] })))
         }
         assert.strictEqual(process.listenerCount("SIGUSR2"), 0)
+        // As a program without types may have them.
+        const sharded = yield* queueOf({ name: "sharded", shards: 2 })
+        for (const wrong of ["x", 5, null] as Array<never>) {
+          for (const one of [queue, sharded]) {
+            yield* refused("after", Effect.suspend(() => one.offer(1, { after: wrong })))
+            yield* refused("after", Effect.suspend(() => one.offerAll([1], { after: wrong })))
+          }
+          yield* refused("dedupe", queue.offer(1, { dedupe: wrong }))
+          yield* refused("signals", Effect.scoped(queue.pool(() => Effect.void, { signals: wrong })))
+          yield* refused("from", Stream.runDrain(topic.subscribe({ from: wrong })))
+          yield* refused("from", Stream.runDrain(topic.consume({ group: "g", from: wrong })))
+          yield* refused("from", topic.run(() => Effect.void, { group: "g", from: wrong }))
+        }
       }))
     ))
 

@@ -33,7 +33,7 @@ import { limitOf } from "./paging.ts"
 import type { Scheduled, ScheduleOptions } from "./schedules.ts"
 import type { Shard } from "./shard.ts"
 import { type State, stateOfAll } from "./state.ts"
-import type { OfferOptions, Subscriber } from "./wish.ts"
+import { afterOf, type OfferOptions, type Subscriber } from "./wish.ts"
 
 /**
  * A queue of several shards. A job that has an `id` is in the shard of that id. Other jobs go to the shard that the process offers
@@ -92,7 +92,7 @@ export class Sharded<in out A, in out S, in out E> implements Queue<A, S, E>, In
   }
 
   #for(options: OfferOptions | undefined): Shard<A, S, E> {
-    const before = options?.after?.map((id) => this.#of(id)) ?? []
+    const before = options === undefined ? [] : afterOf(options).map((id) => this.#of(id))
     const shard = before.length > 0 && options?.id === undefined && options?.dedupe === undefined &&
         options?.group === undefined
       ? before[0]!

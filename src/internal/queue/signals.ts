@@ -14,6 +14,7 @@ const isHeard = (signal: string): boolean =>
 
 /** Calls the listener at each of these signals. Answers how to end that. */
 export const onSignals = (signals: ReadonlyArray<NodeJS.Signals>, told: () => void): () => void => {
+  if (!Array.isArray(signals)) throw new RangeError("signals must be an array of signals")
   const unheard = signals.find((signal) => !isHeard(signal))
   if (unheard !== undefined) throw new RangeError(`signals must be ones that a process can hear, not ${unheard}`)
   const listener = () => told()

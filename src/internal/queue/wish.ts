@@ -157,6 +157,7 @@ const dedupeOf = (
   retention: number
 ): readonly [text: string, window: string] => {
   if (dedupe === undefined) return ["", ""]
+  if (dedupe === null) throw new RangeError("dedupe must be { id, mode, window }")
   const { mode = "simple", window } = dedupe
   const letter = choice(modes, mode, "dedupe.mode")
   if (id !== undefined) throw new RangeError("id and dedupe cannot both be set")
@@ -180,10 +181,18 @@ const policies = { fail: "f", skip: "s", continue: "c" } as const
 
 const mostBefore = 1000
 
+/** The ids of the jobs that a job runs after. */
+export const afterOf = ({ after = [] }: OfferOptions): ReadonlyArray<string> => {
+  if (!Array.isArray(after)) throw new RangeError("after must be an array of the ids of jobs")
+  return after
+}
+
 // The own ids of the jobs, or those of their producers, behind the letter of the policy.
-const beforeOf = ({ after, at, dedupe, delay, lifo, onFailure = "fail" }: OfferOptions): string => {
+const beforeOf = (options: OfferOptions): string => {
+  const { at, dedupe, delay, lifo, onFailure = "fail" } = options
+  const after = afterOf(options)
   const policy = choice(policies, onFailure, "onFailure")
-  if (after === undefined || after.length === 0) return ""
+  if (after.length === 0) return ""
   if (after.length > mostBefore) throw new RangeError(`after can name up to ${mostBefore} jobs: use a Flow for more`)
   if (delay !== undefined || at !== undefined || lifo === true) {
     throw new RangeError("after goes with no delay, at or lifo")

@@ -19,7 +19,7 @@ export const positionsOf = (
   { all }: Parts<any>,
   from: NonNullable<SubscribeOptions["from"]>
 ): Effect.Effect<ReadonlyArray<Start>, CoordinatorError> => {
-  if (typeof from === "string") {
+  if (typeof from !== "object" || from === null) {
     return oneOf(from, "from", ["now", "beginning"]) === "beginning"
       ? eachOf(all, firstOf)
       : eachOf(all, ({ bounds }) => Effect.map(bounds, ({ end }) => end))

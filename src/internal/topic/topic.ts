@@ -250,7 +250,7 @@ export class TopicImpl<in out A> implements Topic<A> {
     checkName(group, "group")
     whole(prefetch, "prefetch", 1024)
     if (orderBy !== undefined) oneOf(orderBy, "orderBy", ["key"])
-    if (typeof from !== "object") oneOf(from, "from", ["now", "beginning"])
+    if (typeof from !== "object" || from === null) oneOf(from, "from", ["now", "beginning"])
     const after = typeof from === "object" ? positionsBehind(this.#parts.all.length, from.after) : undefined
     const { namespace } = this.#space.kernel.settings
     return Effect.gen({ self: this }, function*() {
