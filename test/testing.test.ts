@@ -307,6 +307,24 @@ it.live("a program prints what it likes beside its events", () =>
     assert.strictEqual(yield* child.output, "{\"level\":\"info\"}\nprompt> ")
   }).pipe(Effect.scoped))
 
+it.live("an event arrives whatever its texts contain, also behind the last line end", () =>
+  Effect.gen(function*() {
+    const { directory } = yield* workspace
+    const file = path.join(directory, "program.mjs")
+    const emitting = new URL("../src/testing/Program.ts", import.meta.url).href
+    const events = ["a\u2028b", "a\u2029b", "a\r\nb", "\u001e", "é".repeat(70_000)].map((text) => ({ text }))
+    fs.writeFileSync(
+      file,
+      `import { emit } from ${JSON.stringify(emitting)}
+      for (const event of ${JSON.stringify(events)}) emit(event)
+      process.stdout.write("a last line\\rthat does not end")`
+    )
+    const child = yield* Process.spawn(file)
+    yield* child.exit
+    assert.deepStrictEqual(child.received, events)
+    assert.strictEqual(yield* child.output, "a last line\rthat does not end\n")
+  }).pipe(Effect.scoped))
+
 it.live("programs are started by their URL, as text too, wherever they are", () =>
   Effect.gen(function*() {
     const { directory } = yield* workspace

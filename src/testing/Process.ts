@@ -25,7 +25,7 @@ import * as Effect from "effect/Effect"
 import type * as Scope from "effect/Scope"
 import * as Stream from "effect/Stream"
 import { resolve } from "node:path"
-import { createInterface } from "node:readline"
+import type { Readable } from "node:stream"
 import { fileURLToPath } from "node:url"
 import { realSleep } from "../internal/testing/sleep.ts"
 import { type Child, type Ended, workspace } from "../internal/testing/workspace.ts"
@@ -85,27 +85,35 @@ const mailbox = <Event>(child: Child) => {
   }
   const { stderr, stdout } = child.process
   if (stdout === null || stderr === null) throw new Error("no pipes")
-  const lines = createInterface({ input: stdout })
-  lines.on("line", (line) => {
-    const at = line.indexOf(separator)
-    const event = at < 0 ? undefined : parse<Event>(line.slice(at + separator.length))
+  // Only a line feed ends a line: `node:readline` also cuts at U+2028 and U+2029, which JSON leaves as they are.
+  let rest: Array<string> = []
+  const line = (text: string) => {
+    const at = text.indexOf(separator)
+    const event = at < 0 ? undefined : parse<Event>(text.slice(at + separator.length))
     if (event === undefined) {
-      output += `${line}\n`
+      output += `${text}\n`
     } else {
-      output += line.slice(0, at)
+      output += text.slice(0, at)
       received.push(event)
     }
     wake()
+  }
+  stdout.setEncoding("utf8").on("data", (text: string) => {
+    const [first = "", ...others] = text.split("\n")
+    rest.push(first)
+    for (const next of others) {
+      line(rest.join(""))
+      rest = [next]
+    }
   })
+  const closed = (stream: Readable) => new Promise<void>((resolve) => stream.once("close", resolve))
   stderr.setEncoding("utf8").on("data", (text: string) => {
     output += text
   })
   let ended: Ended | undefined
-  const closed = Promise.all([
-    child.ended,
-    new Promise((resolve) => lines.once("close", resolve)),
-    new Promise((resolve) => stderr.once("close", resolve))
-  ]).then(([how]) => {
+  const over = Promise.all([child.ended, closed(stdout), closed(stderr)]).then(([how]) => {
+    // The last line may have no end.
+    if (rest.join("") !== "") line(rest.join(""))
     ended = how
     wake()
     return how
@@ -123,7 +131,7 @@ const mailbox = <Event>(child: Child) => {
       look()
       return Effect.sync(() => waiters.delete(look))
     })
-  return { received, at, closed, output: () => output }
+  return { received, at, over, output: () => output }
 }
 
 const parse = <Event>(text: string): Event | undefined => {
@@ -188,7 +196,7 @@ export const spawn = <Event extends object>(file: string | URL, options?: {
       sigcont: signal("SIGCONT"),
       signal,
       exit: Effect.promise(() =>
-        box.closed
+        box.over
       ),
       output: Effect.sync(() => box.output())
     }
