@@ -340,6 +340,45 @@ layer(Simulation.layer, { excludeTestServices: true })("Simulation", (it) => {
       assert.notMatch(all, /GET: OutOfMemory/)
     }))
 
+  it.effect("refuses what goes by the real time of Redis, and answers the rest about groups", () =>
+    Effect.gen(function*() {
+      const answers = new Map<string, unknown>()
+      const refused = [
+        "XAUTOCLAIM x g d 60000 0",
+        "xclaim x g d 60000 1-1",
+        "XPENDING x g - + 10",
+        "XPENDING x g IDLE 60000 - + 10",
+        "XINFO CONSUMERS x g",
+        "xinfo stream x full",
+        "XREADGROUP GROUP g c CLAIM 100 STREAMS x >",
+        "OBJECT IDLETIME x",
+        "OBJECT freq x",
+        "INFO memory",
+        "MEMORY USAGE x",
+        "SLOWLOG GET",
+        "LATENCY LATEST",
+        "LOLWUT"
+      ]
+      const admitted = ["XREADGROUP GROUP g CLAIM STREAMS x >", "XPENDING x g", "XINFO GROUPS x", "OBJECT ENCODING x"]
+      yield* Simulation.run(() =>
+        Effect.gen(function*() {
+          const { send } = yield* Redis.Redis
+          yield* send("XADD", "x", "1-1", "field", "value")
+          yield* send("XGROUP", "CREATE", "x", "g", 0)
+          for (const line of [...admitted, ...refused]) {
+            const [command, ...args] = line.split(" ")
+            const answer = yield* Effect.match(send(command!, ...args), {
+              onFailure: ({ message }) => message,
+              onSuccess: (reply) => reply
+            })
+            answers.set(line, answer)
+          }
+        }), { processes: 1, faults: [], steps: 0 })
+      for (const line of refused) assert.match(String(answers.get(line)), /cannot be simulated/, line)
+      assert.deepStrictEqual(answers.get(admitted[1]!), [1, "1-1", "1-1", [["CLAIM", "1"]]])
+      for (const line of admitted) assert.notMatch(String(answers.get(line)), /simulated|ERR/, line)
+    }))
+
   it.effect("answers in the same order each time, and refuses what has another one, or what a cluster refuses", () =>
     Effect.gen(function*() {
       const found: Array<unknown> = []

@@ -17,7 +17,7 @@ interface Done {
   readonly order: Order
 }
 
-// Chance decides about them, or the real time, or they are about more than one database.
+// Chance decides about them, or the real time, or they are about more than one database, or about the server.
 const notSimulated: ReadonlySet<string> = new Set([
   "COPY",
   "FLUSHALL",
@@ -28,18 +28,35 @@ const notSimulated: ReadonlySet<string> = new Set([
   "HPEXPIREAT",
   "HRANDFIELD",
   "HSETEX",
+  "INFO",
   "LASTSAVE",
+  "LATENCY",
+  "LOLWUT",
+  "MEMORY",
   "MIGRATE",
   "MOVE",
   "RANDOMKEY",
   "RESTORE",
   "SCAN",
+  "SLOWLOG",
   "SPOP",
   "SSCAN",
   "SWAPDB",
+  "XAUTOCLAIM",
+  "XCLAIM",
   "ZRANDMEMBER",
   "ZSCAN"
 ])
+
+/** Whether the reply depends on how long something has been idle: Redis goes by the real time there. */
+const asksForIdleTime = (command: string, args: ReadonlyArray<string | number>): boolean => {
+  const words = args.map((arg) => String(arg).toUpperCase())
+  if (command === "OBJECT") return words[0] === "IDLETIME" || words[0] === "FREQ"
+  if (command === "XINFO") return words[0] === "CONSUMERS" || words[2] === "FULL"
+  // Behind the key and the group: without more, it counts.
+  if (command === "XPENDING") return words.length > 2
+  return command === "XREADGROUP" && words.slice(3, words.indexOf("STREAMS")).includes("CLAIM")
+}
 
 // They write nothing, or nothing that a replica could miss.
 const unlogged: ReadonlySet<string> = new Set(["FUNCTION", "GET", "MGET", "XREAD"])
@@ -154,9 +171,10 @@ export class Server {
     if (this.full && !/_(oom|renew|ro)$/.test(script)) throw fail(new OutOfMemory({ command }))
   }
 
-  async #admitCommand({ command }: Order & { readonly is: "command" }): Promise<void> {
+  async #admitCommand({ args, command }: Order & { readonly is: "command" }): Promise<void> {
     const { callable, grows } = await this.#machine.traits(command)
-    if (!callable || notSimulated.has(command.toUpperCase())) {
+    const name = command.toUpperCase()
+    if (!callable || notSimulated.has(name) || asksForIdleTime(name, args)) {
       throw fail(new CommandFailed({ command, code: "ERR", detail: "it cannot be simulated" }))
     }
     if (this.full && grows) throw fail(new OutOfMemory({ command }))
