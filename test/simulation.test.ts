@@ -558,6 +558,8 @@ layer(Simulation.layer, { excludeTestServices: true })("Simulation", (it) => {
           { faults: "cut" as never },
           { seed: 2 ** 32 },
           { calm: Number.NaN },
+          { calm: Number.POSITIVE_INFINITY },
+          { patience: Number.POSITIVE_INFINITY },
           { patience: "2 parsecs" as never },
           { choices: [Number.NaN] },
           { choices: 5 as never },

@@ -312,7 +312,8 @@ const whole = (value: number, what: string, least: number, most: number): number
 
 const durationOf = (input: Duration.Input, what: string): number => {
   const value = millisIn(input)
-  if (!(value >= 0)) throw new RangeError(`${what} must be a duration`)
+  // The programs of a calm without an end would go on for ever.
+  if (!(value >= 0 && value < Number.POSITIVE_INFINITY)) throw new RangeError(`${what} must be a finite duration`)
   return value
 }
 
