@@ -5,6 +5,7 @@ import * as fc from "fast-check"
 import * as fs from "node:fs"
 import * as path from "node:path"
 import { pathToFileURL } from "node:url"
+import { framer } from "../src/internal/testing/resp.ts"
 import { workspace } from "../src/internal/testing/workspace.ts"
 import { History, Linearizability, Process } from "../src/testing.ts"
 import { runs } from "./support/effort.ts"
@@ -258,6 +259,56 @@ it("a free lock that was found busy has no explanation", () => {
   })
   assert.deepStrictEqual(found(linearizable([hold({ asked: 0 }), busy], 1, run)), ["linearizable"])
   assert.deepStrictEqual(found(linearizable([hold({ asked: 90 }), busy], 1, run)), [])
+})
+
+const values = [
+  "+OK\r\n",
+  "-ERR no\r\n",
+  ":1\r\n",
+  "_\r\n",
+  "$-1\r\n",
+  "*-1\r\n",
+  "*0\r\n",
+  "$0\r\n\r\n",
+  "$7\r\n\r\n$9\r\n:\r\n",
+  "*2\r\n$1\r\na\r\n*1\r\n:1\r\n",
+  "%1\r\n+a\r\n~2\r\n:1\r\n:2\r\n",
+  ">3\r\n$7\r\nmessage\r\n$1\r\nb\r\n$1\r\nc\r\n",
+  "|1\r\n+ttl\r\n:3\r\n$1\r\na\r\n",
+  "=7\r\ntxt:a\r\n\r\n",
+  `$300\r\n${"é".repeat(150)}\r\n`
+]
+
+it("the proxy cuts a connection into values, wherever chunks end", () => {
+  const lengths = fc.array(fc.integer({ min: 1, max: 30 }), { minLength: 1, maxLength: 100 })
+  fc.assert(
+    fc.property(fc.array(fc.constantFrom(...values), { maxLength: 20 }), lengths, (sent, lengths) => {
+      const bytes = Buffer.from(sent.join(""))
+      const cut = framer()
+      const frames: Array<Buffer> = []
+      for (let at = 0, turn = 0; at < bytes.length; turn++) {
+        const end = at + lengths[turn % lengths.length]!
+        frames.push(...cut(bytes.subarray(at, end)))
+        at = end
+      }
+      assert.deepStrictEqual(frames.map(String), sent)
+    }),
+    { numRuns: runs(500) }
+  )
+})
+
+it("the proxy cuts large values in time that grows with their size", () => {
+  const size = 30e6
+  const bulk = Buffer.concat([Buffer.from(`$${size}\r\n`), Buffer.alloc(size), Buffer.from("\r\n")])
+  const list = Buffer.from(`*300000\r\n${"$1\r\na\r\n".repeat(300_000)}`)
+  for (const bytes of [bulk, list]) {
+    const cut = framer()
+    const began = performance.now()
+    const frames: Array<Buffer> = []
+    for (let at = 0; at < bytes.length; at += 16_384) frames.push(...cut(bytes.subarray(at, at + 16_384)))
+    assert.isBelow(performance.now() - began, 3000)
+    assert.deepStrictEqual(frames.map(({ length }) => length), [bytes.length])
+  }
 })
 
 it.live("what was recorded outlives a SIGKILL", () =>

@@ -2,55 +2,62 @@
 
 const sizeOf = (buffer: Buffer, from: number, to: number) => Number(buffer.toString("latin1", from, to))
 
-/** Where the RESP value that starts at `at` ends, or -1 while it is incomplete. */
-const endOf = (buffer: Buffer, at: number): number => {
-  let position = at
-  let pending = 1
-  while (pending > 0) {
-    const line = buffer.indexOf("\r\n", position)
-    if (line < 0) return -1
-    const size = () => sizeOf(buffer, position + 1, line)
-    let next = line + 2
-    pending--
-    switch (String.fromCharCode(buffer[position] ?? 0)) {
-      case "$":
-      case "!":
-      case "=":
-        if (size() >= 0) next += size() + 2
-        if (next > buffer.length) return -1
-        break
-      case "*":
-      case "~":
-      case ">":
-        pending += Math.max(0, size())
-        break
-      case "%":
-        pending += 2 * size()
-        break
-      case "|":
-        // An attribute comes before the value it describes.
-        pending += 2 * size() + 1
-        break
-    }
-    position = next
+/** So many values follow the first line of a value, and so many bytes of its own. */
+const behind = (line: Buffer): { readonly values: number; readonly bytes: number } => {
+  const size = sizeOf(line, 1, line.length)
+  switch (String.fromCharCode(line[0] ?? 0)) {
+    case "$":
+    case "!":
+    case "=":
+      return { values: 0, bytes: size >= 0 ? size + 2 : 0 }
+    case "*":
+    case "~":
+    case ">":
+      return { values: Math.max(0, size), bytes: 0 }
+    case "%":
+      return { values: 2 * size, bytes: 0 }
+    case "|":
+      // An attribute comes before the value it describes.
+      return { values: 2 * size + 1, bytes: 0 }
+    default:
+      return { values: 0, bytes: 0 }
   }
-  return position
 }
 
-/** Cuts one direction of a RESP2 or RESP3 connection into whole values. */
+/** Cuts one direction of a RESP2 or RESP3 connection into whole values. It looks at each byte once, however large they are. */
 export const framer = (): (chunk: Buffer) => ReadonlyArray<Buffer> => {
-  let rest: Buffer = Buffer.alloc(0)
+  // Of the value under way: its bytes from earlier chunks, those of its unfinished line, and what is still to come.
+  let parts: Array<Buffer> = []
+  let line: Array<Buffer> = []
+  let values = 1
+  let bytes = 0
   return (chunk) => {
-    const buffer = rest.length === 0 ? chunk : Buffer.concat([rest, chunk])
     const frames: Array<Buffer> = []
-    let at = 0
-    while (at < buffer.length) {
-      const end = endOf(buffer, at)
-      if (end < 0) break
-      frames.push(buffer.subarray(at, end))
-      at = end
+    let [start, at] = [0, 0]
+    while (at < chunk.length) {
+      if (bytes > 0) {
+        const some = Math.min(bytes, chunk.length - at)
+        bytes -= some
+        at += some
+      } else {
+        const feed = chunk.indexOf("\n", at)
+        const end = feed < 0 ? chunk.length : feed + 1
+        line.push(chunk.subarray(at, end))
+        at = end
+        if (feed < 0) break
+        const more = behind(line.length === 1 ? line[0]! : Buffer.concat(line))
+        values += more.values - 1
+        bytes = more.bytes
+        line = []
+      }
+      if (values > 0 || bytes > 0) continue
+      parts.push(chunk.subarray(start, at))
+      frames.push(parts.length === 1 ? parts[0]! : Buffer.concat(parts))
+      parts = []
+      values = 1
+      start = at
     }
-    rest = buffer.subarray(at)
+    if (start < chunk.length) parts.push(chunk.subarray(start))
     return frames
   }
 }
