@@ -1,7 +1,8 @@
 import { assert, it } from "@effect/vitest"
-import { Effect, Fiber, Stream } from "effect"
+import { Effect, Exit, Fiber, Stream } from "effect"
 import { Cluster, Redis } from "ioredis"
 import * as fs from "node:fs"
+import * as net from "node:net"
 import { spawn } from "../src/testing/Process.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
 import { cluster } from "./support/cluster.ts"
@@ -152,6 +153,49 @@ it.effect("each fault of the proxy happens once, where it was asked for", () =>
     assert.strictEqual(yield* count, 8)
     assert.isAtLeast(front.counters.of("INCR"), 8)
   }), timeout)
+
+it.effect("the proxy holds back nothing when its scope is closed", () =>
+  Effect.gen(function*() {
+    const server = yield* standalone()
+    const program = yield* spawn(new URL("./support/programs/delayed.ts", import.meta.url), { argument: server.port })
+    assert.deepStrictEqual(yield* program.exit, { code: 0, signal: null })
+  }), timeout)
+
+it.effect("the proxy is in the mode that was asked for last", () =>
+  Effect.gen(function*() {
+    const front = yield* proxy(yield* standalone())
+    const connecting = Effect.callback<string>((resume) => {
+      const socket = net.connect(front.port, "127.0.0.1")
+      socket.on("connect", () => resume(Effect.succeed("connected")))
+      socket.on("error", (error: NodeJS.ErrnoException) => resume(Effect.succeed(String(error.code))))
+      return Effect.sync(() => socket.destroy())
+    })
+    yield* front.refuse
+    yield* Effect.all([front.pass, front.dropReplies, front.pass], { concurrency: "unbounded" })
+    assert.strictEqual(yield* connecting, "connected")
+    yield* front.refuse
+    yield* Effect.all([front.pass, front.refuse], { concurrency: "unbounded" })
+    assert.strictEqual(yield* connecting, "ECONNREFUSED")
+    const opening = yield* Effect.forkChild(front.pass, { startImmediately: true })
+    yield* Effect.all([Fiber.interrupt(opening), front.refuse], { concurrency: "unbounded" })
+    assert.strictEqual(yield* connecting, "ECONNREFUSED")
+  }), timeout)
+
+it.effect("the proxy refuses ports and delays that are none", () =>
+  Effect.gen(function*() {
+    const front = yield* proxy({ port: 6379 })
+    const attempts = [
+      ...[0, -1, 1.5, 70_000, Number.NaN, "6379" as never].flatMap((port) => [proxy({ port }), front.retarget(port)]),
+      ...[-1, Number.NaN, 1e10, "5" as never].flatMap((time) => [
+        front.delay({ requests: time }),
+        front.delay({ replies: time })
+      ])
+    ]
+    for (const [at, attempt] of attempts.entries()) {
+      const exit = yield* Effect.exit(attempt)
+      assert.isTrue(Exit.isFailure(exit) && String(exit.cause).includes("RangeError"), String(at))
+    }
+  }))
 
 it.effect("the proxy passes pushes, large values and both protocols", () =>
   Effect.gen(function*() {

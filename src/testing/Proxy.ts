@@ -25,6 +25,7 @@
 import * as Deferred from "effect/Deferred"
 import * as Effect from "effect/Effect"
 import type * as Scope from "effect/Scope"
+import * as Semaphore from "effect/Semaphore"
 import * as net from "node:net"
 import { reservePort } from "../internal/testing/ports.ts"
 import { framer, words } from "../internal/testing/resp.ts"
@@ -102,7 +103,7 @@ export interface Proxy {
   readonly acceptThenClose: Effect.Effect<void>
   /** Resets all connections, silent ones included. */
   readonly closeAll: Effect.Effect<void>
-  /** Holds back every request or reply for so many milliseconds, in order. */
+  /** Holds back every request or reply for so many milliseconds (up to 2^31 - 1), in order. */
   readonly delay: (milliseconds: { readonly requests?: number; readonly replies?: number }) => Effect.Effect<void>
   /** Decides on each request for which nothing was arranged by `once` or `hold`. */
   readonly onRequest: (hook: Hook | undefined) => Effect.Effect<void>
@@ -149,9 +150,19 @@ interface State {
 const subscription = /^[PS]?(UN)?SUBSCRIBE$/
 const published = /^(p|s)?((un)?subscribe|message)$/
 
-const arrival = (at: number) => {
-  const wait = at - performance.now()
-  return wait > 0 ? new Promise<void>((resolve) => setTimeout(resolve, wait)) : undefined
+// A longer timer of Node fires at once.
+const longest = 2 ** 31 - 1
+
+const within = (value: number, what: string, least: number, most: number): number => {
+  if (typeof value !== "number" || !(value >= least && value <= most)) {
+    throw new RangeError(`${what} must be a number from ${least} to ${most}`)
+  }
+  return value
+}
+
+const portOf = (port: number): number => {
+  if (!Number.isInteger(port)) throw new RangeError("port must be a whole number")
+  return within(port, "port", 1, 65_535)
 }
 
 /** Runs tasks one after another. A task that throws fails the process: a test must not go on without its fault. */
@@ -177,6 +188,8 @@ class Pair {
   readonly #waiting: Array<Exclude<Verdict, "drop" | "blackhole"> | "swallow"> = []
   readonly #requests = serial()
   readonly #replies = serial()
+  // End what is held back.
+  readonly #hurry = new Set<() => void>()
   // Whether it does not speak Redis's protocol, as with TLS.
   #opaque: boolean | undefined
   #silent: boolean
@@ -207,6 +220,7 @@ class Pair {
   #leave(): void {
     this.#closed = true
     this.#state.links.delete(this)
+    for (const hurry of this.#hurry) hurry()
   }
 
   #close(): void {
@@ -243,9 +257,24 @@ class Pair {
     return this.#silent || this.#closed
   }
 
+  /** Waits until a time, unless the connection is over before. */
+  #arrival(at: number): Promise<void> | undefined {
+    const wait = at - performance.now()
+    if (this.#isOver || wait <= 0) return undefined
+    const { promise, resolve } = Promise.withResolvers<void>()
+    const hurry = () => {
+      clearTimeout(timer)
+      this.#hurry.delete(hurry)
+      resolve()
+    }
+    const timer = setTimeout(hurry, wait)
+    this.#hurry.add(hurry)
+    return promise
+  }
+
   async #request(bytes: Buffer, at: number): Promise<void> {
     const state = this.#state
-    await arrival(at + state.delays.requests)
+    await this.#arrival(at + state.delays.requests)
     if (this.#isOver) return
     const args = this.#opaque === true ? [] : words(bytes)
     const name = (args[0] ?? "").toUpperCase()
@@ -270,7 +299,7 @@ class Pair {
 
   async #reply(bytes: Buffer, at: number): Promise<void> {
     const state = this.#state
-    await arrival(at + state.delays.replies)
+    await this.#arrival(at + state.delays.replies)
     if (this.#isOver) return
     const push = bytes[0] === 0x3e || this.#subscribed && bytes[0] === 0x2a && published.test(words(bytes)[0] ?? "")
     const verdict = push ? this.#onPush : this.#waiting.shift() ?? "pass"
@@ -314,18 +343,32 @@ const intercept = (state: State, predicate: (request: Request) => boolean, decid
     }
   })
 
-const listening = (state: State, port: number) => {
-  let listener: net.Server | undefined = undefined
-  return {
-    listen: Effect.promise(async () => {
-      listener ??= await open(state, port)
-    }),
-    unlisten: Effect.sync(() => {
+/** The port of a proxy, which is opened and closed by one change of the mode at a time. */
+const listening = (state: State, port: number) =>
+  Effect.gen(function*() {
+    const turn = yield* Semaphore.make(1)
+    let listener: net.Server | undefined = undefined
+    let isOver = false
+    const unlisten = () => {
       listener?.close()
       listener = undefined
-    })
-  }
-}
+    }
+    const change = (self: () => void | Promise<void>) =>
+      // A port that is being opened has to be known.
+      turn.withPermit(Effect.uninterruptible(Effect.promise(async () => self())))
+    return {
+      enter: (mode: Mode) =>
+        change(async () => {
+          state.mode = mode
+          if (mode === "refuse" || isOver) unlisten()
+          else listener ??= await open(state, port)
+        }),
+      end: change(() => {
+        isOver = true
+        unlisten()
+      })
+    }
+  })
 
 const stateOf = (target: number): State => ({
   target,
@@ -364,20 +407,13 @@ const countersOf = (state: State): Proxy["counters"] => ({
  */
 export const make = (target: { readonly port: number }): Effect.Effect<Proxy, never, Scope.Scope> =>
   Effect.gen(function*() {
+    const state = stateOf(portOf(target.port))
     const port = yield* reservePort
-    const state = stateOf(target.port)
-    const { listen, unlisten } = listening(state, port)
+    const { end, enter } = yield* listening(state, port)
     const closeAll = Effect.sync(() => {
       for (const link of Array.from(state.links)) link.reset()
     })
-    const enter = (mode: Mode) =>
-      Effect.andThen(
-        Effect.sync(() => {
-          state.mode = mode
-        }),
-        mode === "refuse" ? unlisten : listen
-      )
-    yield* Effect.acquireRelease(listen, () => Effect.andThen(unlisten, closeAll))
+    yield* Effect.acquireRelease(enter("pass"), () => Effect.andThen(end, closeAll))
     return {
       host: "127.0.0.1",
       port,
@@ -400,7 +436,10 @@ export const make = (target: { readonly port: number }): Effect.Effect<Proxy, ne
       closeAll,
       delay: ({ replies = 0, requests = 0 }) =>
         Effect.sync(() => {
-          state.delays = { requests, replies }
+          state.delays = {
+            requests: within(requests, "requests", 0, longest),
+            replies: within(replies, "replies", 0, longest)
+          }
         }),
       onRequest: (hook) =>
         Effect.sync(() => {
@@ -410,7 +449,7 @@ export const make = (target: { readonly port: number }): Effect.Effect<Proxy, ne
       hold: (predicate) => intercept(state, predicate, undefined),
       retarget: (port) =>
         Effect.sync(() => {
-          state.target = port
+          state.target = portOf(port)
         }),
       counters: countersOf(state)
     }
