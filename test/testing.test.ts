@@ -1,6 +1,6 @@
 /** `lockstep/testing`: the checker against brute force, and histories that outlive their process. */
 import { assert, it } from "@effect/vitest"
-import { Effect } from "effect"
+import { Effect, Stream } from "effect"
 import * as fc from "fast-check"
 import * as fs from "node:fs"
 import * as path from "node:path"
@@ -374,6 +374,29 @@ it.live("an event arrives whatever its texts contain, also behind the last line 
     yield* child.exit
     assert.deepStrictEqual(child.received, events)
     assert.strictEqual(yield* child.output, "a last line\rthat does not end\n")
+  }).pipe(Effect.scoped))
+
+it.live("a program has ended though one that it has started keeps its output open", () =>
+  Effect.gen(function*() {
+    const { directory } = yield* workspace
+    const file = path.join(directory, "program.mjs")
+    const emitting = new URL("../src/testing/Program.ts", import.meta.url).href
+    fs.writeFileSync(
+      file,
+      `import { spawn } from "node:child_process"
+      import { emit } from ${JSON.stringify(emitting)}
+      const { pid } = spawn("sleep", ["60"], { stdio: "inherit", detached: true })
+      emit({ pid })
+      process.stdout.write("a last line", () => process.exit(3))`
+    )
+    const child = yield* Process.spawn<{ readonly pid: number }>(file)
+    const { pid } = yield* child.waitFor(() => true)
+    yield* Effect.addFinalizer(() => Effect.sync(() => process.kill(pid, "SIGKILL")))
+    const missing = yield* Effect.exit(child.waitFor(() => false, { timeout: "10 seconds" }))
+    assert.include(String(missing), "ended (code 3")
+    assert.deepStrictEqual(yield* child.exit, { code: 3, signal: null })
+    assert.deepStrictEqual(yield* Stream.runCollect(child.events), [{ pid }])
+    assert.strictEqual(yield* child.output, "a last line\n")
   }).pipe(Effect.scoped))
 
 it.live("programs are started by their URL, as text too, wherever they are", () =>

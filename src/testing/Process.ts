@@ -24,9 +24,11 @@ import type * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import type * as Scope from "effect/Scope"
 import * as Stream from "effect/Stream"
+import { Socket } from "node:net"
 import { resolve } from "node:path"
 import type { Readable } from "node:stream"
 import { fileURLToPath } from "node:url"
+import { live } from "../internal/io.ts"
 import { realSleep } from "../internal/testing/sleep.ts"
 import { type Child, type Ended, workspace } from "../internal/testing/workspace.ts"
 import { separator, variable } from "./Program.ts"
@@ -60,7 +62,10 @@ export interface Process<Event> {
   readonly sigstop: Effect.Effect<void>
   readonly sigcont: Effect.Effect<void>
   readonly signal: (signal: NodeJS.Signals) => Effect.Effect<void>
-  /** Waits until the process has ended and its last event is in. */
+  /**
+   * Waits until the process has ended and its last event is in. Its output may stay open, when a process that it has started has
+   * inherited it: then that is awaited for 200 milliseconds.
+   */
   readonly exit: Effect.Effect<Ended>
   /** Everything it printed that is not an event, and its standard error. */
   readonly output: Effect.Effect<string>
@@ -75,6 +80,27 @@ export interface WaitOptions {
   readonly after?: number | undefined
 }
 
+/** Cuts a text at line feeds: `node:readline` also cuts at U+2028 and U+2029, which JSON leaves. Answers how to end the last line. */
+const lines = (stream: Readable, each: (line: string) => void): () => void => {
+  let rest: Array<string> = []
+  stream.setEncoding("utf8").on("data", (text: string) => {
+    const [first = "", ...others] = text.split("\n")
+    rest.push(first)
+    for (const next of others) {
+      each(rest.join(""))
+      rest = [next]
+    }
+  })
+  return () => {
+    const last = rest.join("")
+    rest = []
+    if (last !== "") each(last)
+  }
+}
+
+// In milliseconds. What a process has written is in the pipe when it ends.
+const grace = 200
+
 /** The output of a process, and the callers that wait for more of it. */
 const mailbox = <Event>(child: Child) => {
   const received: Array<Event> = []
@@ -85,9 +111,7 @@ const mailbox = <Event>(child: Child) => {
   }
   const { stderr, stdout } = child.process
   if (stdout === null || stderr === null) throw new Error("no pipes")
-  // Only a line feed ends a line: `node:readline` also cuts at U+2028 and U+2029, which JSON leaves as they are.
-  let rest: Array<string> = []
-  const line = (text: string) => {
+  const flush = lines(stdout, (text) => {
     const at = text.indexOf(separator)
     const event = at < 0 ? undefined : parse<Event>(text.slice(at + separator.length))
     if (event === undefined) {
@@ -97,23 +121,23 @@ const mailbox = <Event>(child: Child) => {
       received.push(event)
     }
     wake()
-  }
-  stdout.setEncoding("utf8").on("data", (text: string) => {
-    const [first = "", ...others] = text.split("\n")
-    rest.push(first)
-    for (const next of others) {
-      line(rest.join(""))
-      rest = [next]
-    }
   })
-  const closed = (stream: Readable) => new Promise<void>((resolve) => stream.once("close", resolve))
   stderr.setEncoding("utf8").on("data", (text: string) => {
     output += text
   })
   let ended: Ended | undefined
-  const over = Promise.all([child.ended, closed(stdout), closed(stderr)]).then(([how]) => {
-    // The last line may have no end.
-    if (rest.join("") !== "") line(rest.join(""))
+  const closed = Promise.all(
+    [stdout, stderr].map((stream) => new Promise<void>((resolve) => stream.once("close", resolve)))
+  )
+  const over = child.ended.then(async (how) => {
+    const { promise: late, resolve } = Promise.withResolvers<void>()
+    // The turn of the event loop reads what the process has written before it ended.
+    const timer = live.after(grace, () => live.after(0, resolve))
+    await Promise.race([closed, late])
+    timer.cancel()
+    // This process must be able to end before the other one that has the output.
+    for (const stream of [stdout, stderr]) if (stream instanceof Socket) stream.unref()
+    flush()
     ended = how
     wake()
     return how
