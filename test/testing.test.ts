@@ -84,8 +84,20 @@ it("the search distinguishes states by their types, and refuses times that are n
   assert.strictEqual(Linearizability.check(register, history(1, 1))._tag, "Linearizable")
   assert.strictEqual(Linearizability.check(register, history("1", "1"))._tag, "Linearizable")
   assert.strictEqual(Linearizability.check(register, history("1", 1))._tag, "NotLinearizable")
-  for (const times of [{ start: 2, end: 1 }, { start: Number.NaN }, { start: 1, end: Number.NaN }]) {
-    assert.throws(() => Linearizability.check(register, [{ input: ["read", 0], ...times }]), RangeError)
+  const noTimes: ReadonlyArray<{ readonly start: unknown; readonly end?: unknown }> = [
+    { start: 2, end: 1 },
+    { start: Number.NaN },
+    { start: 1, end: Number.NaN },
+    { start: -1, end: null },
+    { start: null, end: 1 },
+    { start: "1", end: "2" },
+    { start: 1n, end: 2n }
+  ]
+  for (const times of noTimes) {
+    assert.throws(
+      () => Linearizability.check(register, [{ input: ["read", 0], ...times as { start: number } }]),
+      RangeError
+    )
   }
 })
 
@@ -120,6 +132,15 @@ it("the search is fast enough for ten thousand operations of five processes", ()
   assert.strictEqual(Linearizability.check(model, broken)._tag, "NotLinearizable")
   assert.isBelow(performance.now() - began, 10_000)
 })
+
+it.live("the search remembers many states with long keys", () =>
+  Effect.gen(function*() {
+    const child = yield* Process.spawn(new URL("./support/programs/overlapping.ts", import.meta.url), {
+      nodeArgs: ["--max-old-space-size=100"]
+    })
+    yield* child.exit
+    assert.deepStrictEqual(child.received, [{ result: "Unknown" }])
+  }).pipe(Effect.scoped), 30_000)
 
 const run: Run = { lease: 2e6, forgets: [], disturbed: new Map(), lost: new Map() }
 

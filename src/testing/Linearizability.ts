@@ -36,6 +36,8 @@
  * @since 0.1.0
  */
 
+import { hash } from "node:crypto"
+
 /**
  * One operation. Times are of one clock; `end` is left out when there was no answer.
  *
@@ -171,6 +173,13 @@ const textOf = (state: unknown): string => {
   return `${typeof state} ${String(state)}`
 }
 
+// A search may try ten million. A digest of so many bits has no collision.
+const longestTried = 64
+
+/** A text of which many can be kept: itself, or the digest of a long one. */
+const digestOf = (text: string): string =>
+  text.length <= longestTried ? text : hash("sha256", Buffer.from(text, "utf16le"), "binary")
+
 /** One search for an order. */
 class Search<State, Input> {
   /** Operations without an answer could have been chosen, but for the bound. */
@@ -251,7 +260,7 @@ class Search<State, Input> {
     if (next === undefined) return false
     const undo = this.#ordered.add(entry.index)
     const row = entry.answer === undefined ? this.#row + 1 : 0
-    const tried = `${row} ${this.#ordered.signature}|${key(next)}`
+    const tried = digestOf(`${row} ${this.#ordered.signature}|${key(next)}`)
     if (this.#tried.has(tried)) {
       undo()
       return false
@@ -284,6 +293,9 @@ class Search<State, Input> {
   }
 }
 
+// One that is a text compares with others as a text, and `null` as 0.
+const isTime = (time: unknown): boolean => typeof time === "number" && !Number.isNaN(time)
+
 /**
  * Searches for an order. Stops after `maxSteps`, by default ten million.
  *
@@ -296,7 +308,7 @@ export const check = <State, Input>(
   options?: { readonly maxSteps?: number | undefined }
 ): Result<Input> => {
   for (const { end, start } of operations) {
-    if (!(end === undefined ? Number.isFinite(start) : start <= end)) {
+    if (!isTime(start) || !(end === undefined ? Number.isFinite(start) : isTime(end) && start <= end)) {
       throw new RangeError(`an operation cannot be from ${start} to ${end}`)
     }
   }
