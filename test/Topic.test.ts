@@ -1004,6 +1004,28 @@ layer(TestServer.layer, live)("a group", (it) => {
         yield* Fiber.interrupt(running)
       })))
 
+  it.effect("puts aside an event whose retry schedule throws", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const topic = yield* on(a!, make())
+        const letters = yield* on(a!, Effect.tap(topic.deadLetters("g"), purged))
+        const retry = Schedule.spaced("10 millis").pipe(Schedule.while(() => {
+          throw new Error("the schedule")
+        }))
+        let handled = 0
+        const running = yield* Effect.forkChild(
+          topic.run(() => Effect.suspend(() => Effect.fail(handled++)), { group: "g", from: "beginning", retry })
+        )
+        yield* topic.publish(1)
+        const [letter] = yield* collect(letters.subscribe({ from: "beginning" }), 1)
+        const { attempts, error } = (letter as Topic.Event<Topic.DeadLetter>).value
+        assert.strictEqual(attempts, 1)
+        assert.match(error, /^Error: the schedule/)
+        yield* settled(topic, "g")
+        assert.strictEqual(handled, 1)
+        yield* Fiber.interrupt(running)
+      })))
+
   for (const deadLetter of [undefined, false] as const) {
     const what = deadLetter === undefined ? "puts aside" : "drops"
     it.effect(`${what} an event whose members have died too often, and goes on with its key`, () =>

@@ -112,16 +112,16 @@ export const handle = <A, E, R>(
       if (Exit.isSuccess(exit)) return Effect.sync(() => delivery.acknowledge(ignore))
       if (delivery.lost) return Effect.void
       const error = Cause.squash(exit.cause) as E
-      const next = Effect.flatMap(
-        delayAfter(policy.retry, raw!.attempt, error, 0),
-        Option.match({
-          onNone: () => aside(prettyOf(exit.cause)),
+      return Effect.matchCauseEffect(delayAfter(policy.retry, raw!.attempt, error, 0), {
+        // A schedule that throws does so each time.
+        onFailure: (cause) => guarded(aside(prettyOf(cause)), again),
+        onSuccess: Option.match({
+          onNone: () => guarded(aside(prettyOf(exit.cause)), again),
           onSome: (delay) => {
             log("Debug", `event ${raw!.id}`, "is handled again", error)
             return Effect.sync(() => delivery.giveBack(millisOf(delay), ignore))
           }
         })
-      )
-      return guarded(next, again)
+      })
     })
   })
