@@ -360,6 +360,7 @@ const listening = (state: State, port: number) =>
       enter: (mode: Mode) =>
         change(async () => {
           state.mode = mode
+          if (mode === "blackhole") { for (const link of state.links) link.silence() }
           if (mode === "refuse" || isOver) unlisten()
           else listener ??= await open(state, port)
         }),
@@ -425,12 +426,7 @@ export const make = (target: { readonly port: number }): Effect.Effect<Proxy, ne
         enter("pass")
       ),
       dropReplies: enter("dropReplies"),
-      blackhole: Effect.andThen(
-        enter("blackhole"),
-        Effect.sync(() => {
-          for (const link of state.links) link.silence()
-        })
-      ),
+      blackhole: enter("blackhole"),
       refuse: enter("refuse"),
       acceptThenClose: enter("acceptThenClose"),
       closeAll,
