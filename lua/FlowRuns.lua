@@ -36,11 +36,12 @@ handlers['flow.cancel'] = function(ctx, key, input, stamp)
 end
 
 -- flow.retry: starts all nodes again that are not done, in the order of the graph. While a run goes on, the jobs that Redis may have
--- lost are offered again. `retry` names the request, which is executed once. `names` is a list of nodes as JSON, or empty: with them the
--- run is replayed, unless it goes on, and these nodes start again and all behind them, although they are done.
+-- lost are offered again; while it stops, nothing else starts. `retry` names the request, which is executed once. `names` is a list of
+-- nodes as JSON, or empty: with them the run is replayed, unless it goes on, and these nodes start again and all behind them, although
+-- they are done.
 -- keys: all
 -- args: retry string, names string
--- reply: ["retried", state number] | ["done"] | ["active"] | ["unknown", name string] | ["missing"]
+-- reply: ["retried", state number] | ["done"] | ["active"] | ["stopping"] | ["unknown", name string] | ["missing"]
 handlers['flow.retry'] = function(ctx, key, retry, names)
   local flow = loadFlow(ctx, key)
   -- A run that was cancelled before its start has no nodes.
@@ -57,7 +58,9 @@ handlers['flow.retry'] = function(ctx, key, retry, names)
   elseif flow.state == FLOW.done then
     return '["done"]'
   end
-  call('HSET', key, 'asked', sub(retry .. ' ' .. asked, 1, MOST_ASKED * (#retry + 1)))
+  local stops = flow.state == FLOW.undoing or flow.state == FLOW.running and flow.stop ~= 0
+  -- One that has begun nothing may find that the run is over when it is repeated, and begin it.
+  if not stops then call('HSET', key, 'asked', sub(retry .. ' ' .. asked, 1, MOST_ASKED * (#retry + 1))) end
   if flow.state == FLOW.running then
     if flow.scan == 0 then flow.scan, flow.phase = 1, PHASE.again end
   elseif flow.state == FLOW.undoing then
@@ -80,7 +83,7 @@ handlers['flow.retry'] = function(ctx, key, retry, names)
     armDeadline(ctx, flow)
   end
   stepFlow(ctx, flow)
-  return reply('retried', flow.state)
+  return stops and '["stopping"]' or reply('retried', flow.state)
 end
 
 -- flow.observe: becomes a member, which hears of every change, or of the end only. The state is -1 if there is no such run.

@@ -244,7 +244,8 @@ export interface Run {
   /**
    * Begins a run again that has failed, was cancelled or has expired: all jobs that are not done are offered again, as new jobs.
    * A run that was not sealed, or has not had `size` jobs, takes more. Its next end offers a callback of its own. While the run
-   * goes on, jobs that Redis may have lost are offered again. Answers false if the run is done, and there is nothing to retry.
+   * goes on, jobs that Redis may have lost are offered again. Answers false if the run is done, and there is nothing to retry, and
+   * while it still stops: wait for its end first.
    */
   readonly retry: Effect.Effect<boolean, BatchError>
 }

@@ -306,7 +306,7 @@ export interface Run<out O> {
   /**
    * Begins a run again that has failed, was cancelled or has expired: all nodes that are not done, in the order of the graph.
    * While it goes on, jobs that Redis may have lost are offered again. Answers false if the run is done, and there is nothing to
-   * retry.
+   * retry, and while it still stops: wait for its end first.
    */
   readonly retry: Effect.Effect<boolean, FlowError>
   /**

@@ -337,7 +337,7 @@ const drive = async (
       if (next() < 0.03) await check()
       // While a run is compensated, that offers the compensation again.
       if (undone.length > 0 && next() < 0.1 && (await look("flow.status", [1]))[1] === 2) {
-        assert.deepStrictEqual(await ask("flow.retry", `undo${next()}`, ""), ["retried", 2])
+        assert.deepStrictEqual(await ask("flow.retry", `undo${next()}`, ""), ["stopping"])
       }
       if (model.unsettled > 0 && next() < 0.05) {
         const [tag, state] = await ask("flow.retry", `early${next()}`, JSON.stringify(["n0"]))
@@ -580,6 +580,17 @@ layer(TestServer.layer, { excludeTestServices: true })("the flow actor", (it) =>
         assert.deepStrictEqual<unknown>(await send("flow.retry", again, ""), ["retried", 4])
       }
       assert.deepStrictEqual<unknown>(await send("flow.retry", "third", ""), ["retried", 1])
+    }))
+
+  it.effect("does not begin again while it stops, and says so", () =>
+    begun(async ({ end, send, state }) => {
+      assert.deepStrictEqual<unknown>(await send("flow.cancel", "", 0), ["cancelled", 1])
+      assert.deepStrictEqual<unknown>(await send("flow.retry", "early", ""), ["stopping"])
+      for (const node of [1, 2, 3]) await end(node, 0, "failure")
+      assert.strictEqual(await state(), 5)
+      // Its reply was lost, and it is sent again.
+      assert.deepStrictEqual<unknown>(await send("flow.retry", "early", ""), ["retried", 1])
+      assert.deepStrictEqual<unknown>(await send("flow.retry", "early", ""), ["retried", 1])
     }))
 
   it.effect("has no nodes when it was cancelled before all were loaded", () =>
