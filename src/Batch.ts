@@ -22,7 +22,7 @@
  * - `addAll` of more than 256 KiB, or of more than 128 jobs, is several steps. If it fails, also with `BatchSealed`, some jobs may have
  *   been added: repeated with the same names, it adds the others.
  * - A queue knows the id of a job for the `retention` of the queue. A job or a callback may be offered twice if a process dies
- *   between two steps, and no process has the batch open after that for longer than this `retention`.
+ *   between two steps, and no other goes on for longer than this `retention`: it does when the lease has run out, where it is open.
  * - In a fail-over, Redis may lose jobs, or their ends. A `deadline` bounds the wait for them, and `retry` offers again what is lost.
  * - A failed job has a dead letter in its queue. Its replay is a job of its own: the run goes on with `retry`.
  *
@@ -238,7 +238,7 @@ export interface Run {
   readonly jobs: Stream.Stream<NodeInfo, BatchError>
   /**
    * Cancels jobs that have not begun, and interrupts the handlers of the others. Answers whether the run is cancelled:
-   * false if it had ended otherwise. It is over when these have ended.
+   * false if it had ended otherwise, or there is no such run. It is over when these have ended.
    */
   readonly cancel: Effect.Effect<boolean, BatchError>
   /**

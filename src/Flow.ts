@@ -23,7 +23,7 @@
  *   code.
  * - So the code of a node has to stay until the runs that have it are over. A process without it leaves the node to others, and warns.
  * - A queue knows the id of a job for the `retention` of the queue. A node may start twice if a conductor dies between two steps,
- *   and no process has the flow open after that for longer than this `retention`.
+ *   and no other goes on for longer than this `retention`: it does when the lease has run out, where the flow is open.
  * - A deadline, and the work of large graphs, need a process that has the flow open.
  * - In a fail-over, Redis may lose jobs, or the end of a node. `retry` offers again what is lost.
  * - A failed node has a dead letter in its queue. Its replay is a job of its own: the run goes on with `retry`.
@@ -300,7 +300,7 @@ export interface Run<out O> {
   readonly changes: Stream.Stream<Change, FlowError>
   /**
    * Cancels nodes that have not begun, and interrupts the handlers of the others. Answers whether the run is cancelled:
-   * false if it had ended otherwise. It is over when these have ended.
+   * false if it had ended otherwise, or there is no such run. It is over when these have ended.
    */
   readonly cancel: Effect.Effect<boolean, FlowError>
   /**
