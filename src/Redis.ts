@@ -17,6 +17,9 @@
  *
  * - `executed: "unknown"` means just that. Repeat such a command only if twice is as good as once.
  * - A blocking command on the shared connection would hold up all others: use `connect`.
+ * - A connection of `connect` loses what `WATCH`, `MULTI` and `AUTH` have changed when it is made again. The next command fails
+ *   with `NotConnected`, once.
+ * - No connection receives messages by `SUBSCRIBE`: use `subscribe` of `effect/persistence/Redis`.
  * - On a Cluster a script is sent to the node of its first key, so that all its keys need one hash tag. Of Effect's own modules,
  *   `PersistedQueue` needs a `prefix` with one (`"{queues}:"`). The token buckets of `RateLimiter` need keys with one
  *   (`"{user:1}"`), and `setMany` of `Persistence` needs a store id with one (`"{users}"`). The rest works without.
@@ -70,7 +73,7 @@ import * as SubscriptionRef from "effect/SubscriptionRef"
 import type * as IoRedis from "ioredis"
 import { CurrentIo, type Io, millisIn } from "./internal/io.ts"
 import { cluster } from "./internal/redis/cluster.ts"
-import { blockingMillis, checkCommand, checkShared } from "./internal/redis/command.ts"
+import { blockingMillis, checkCommand, checkShared, sendOwn } from "./internal/redis/command.ts"
 import {
   type Connection,
   type ConnectionState,
@@ -99,6 +102,9 @@ export interface Dedicated {
    * Sends a command, after waiting for the connection when it is being made again. The deadline of a blocking command
    * is its own timeout and then `commandTimeout`; without one (`BLOCK 0`) it has none. A deadline that passes and an
    * interruption destroy the socket, so that no late reply is taken for that of another command.
+   *
+   * What `WATCH`, `MULTI`, `AUTH` and the like have changed is lost with the socket. The first command on the next one then
+   * fails with `NotConnected`, and is not sent: begin again with what had changed the connection.
    */
   readonly send: <A = unknown>(
     command: string,
@@ -129,8 +135,8 @@ export class Redis extends Context.Service<Redis, {
   ) => Effect.Effect<A, RedisError>
 
   /**
-   * Opens a connection of its own for blocking commands, closed with the scope. On a Cluster it goes to the node that
-   * serves `key`, also after the slot has moved, and to any node without a key.
+   * Opens a connection of its own for blocking commands and transactions, closed with the scope. On a Cluster it goes to the
+   * node that serves `key`, also after the slot has moved, and to any node without a key.
    */
   readonly connect: (
     options?: { readonly key?: string | undefined } | undefined
@@ -223,12 +229,19 @@ const sendShared = (self: Connection, io: Io, timeout: number): Redis["Service"]
     return sent(io, () => sendProbing(self, command, args, timeout) as Promise<never>)
   })
 
-const sendDedicated =
-  (self: Connection, io: Io, connectTimeout: number, timeout: number): Dedicated["send"] => (command, ...args) =>
+const sendDedicated = (
+  self: Connection,
+  io: Io,
+  address: string,
+  connectTimeout: number,
+  timeout: number
+): Dedicated["send"] => {
+  const sendHere = sendOwn(self, address)
+  return (command, ...args) =>
     Effect.suspend(() => {
       checkCommand(command, args)
       const send = Effect.callback<never, RedisError>((resume) => {
-        self.send(command, args, blockingMillis(command, args) + timeout).then(
+        sendHere(command, args, blockingMillis(command, args) + timeout).then(
           (value) => resume(Effect.succeed(value as never)),
           (error: RedisError) => {
             if (error.reason._tag === "Timeout") self.reset()
@@ -239,6 +252,7 @@ const sendDedicated =
       })
       return self.isReady() ? send : Effect.andThen(connected(self, io, connectTimeout, true), send)
     })
+}
 
 type Log = (effect: Effect.Effect<void>) => void
 
@@ -358,7 +372,7 @@ const make = Effect.fnUntraced(function*(resolved: () => Source, timeouts: Timeo
       (self) => Effect.promise(self.close)
     )
     yield* connected(self, io, connectTimeout, true)
-    return { send: sendDedicated(self, io, connectTimeout, commandTimeout) }
+    return { send: sendDedicated(self, io, address, connectTimeout, commandTimeout) }
   })
 
   const redis = Redis.of({
@@ -372,7 +386,7 @@ const make = Effect.fnUntraced(function*(resolved: () => Source, timeouts: Timeo
   })
   const connections = { topology, commands, dedicated, masters, commandTimeout, features: { functions } }
   register(redis, connections)
-  const effectRedis = yield* persistence.make(connections, io)
+  const effectRedis = yield* persistence.make(connections, io, address)
   return Context.make(Redis, redis).pipe(Context.add(PersistenceRedis.Redis, effectRedis))
 })
 

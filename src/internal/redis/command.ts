@@ -1,6 +1,8 @@
 /** Commands as ioredis takes them, and what it knows of them. */
 
 import * as IoRedis from "ioredis"
+import type { Connection } from "./connection.ts"
+import { changeLost } from "./errors.ts"
 
 /** Replies that ioredis would reshape are requested under a spelling that it leaves as RESP2 has them. */
 export const wireName = (command: string): string => {
@@ -47,6 +49,9 @@ export const checkArguments = (args: ReadonlyArray<unknown>): void => {
   }
 }
 
+// Their messages come by themselves, and `send` returns one reply.
+const streaming = /^(?:MONITOR|P?SYNC|[PS]?SUBSCRIBE)$/
+
 /** Throws for what must not be sent on any connection. */
 export const checkCommand = (command: string, args: ReadonlyArray<unknown>): void => {
   if (typeof command !== "string" || command === "") throw new RangeError("Redis: command must be a non-empty string")
@@ -55,17 +60,58 @@ export const checkCommand = (command: string, args: ReadonlyArray<unknown>): voi
   if (name === "SELECT" || name === "RESET") {
     throw new RangeError(`Redis: ${name} would move a connection for good: use a layer with another \`db\``)
   }
+  if (streaming.test(name)) {
+    throw new RangeError(
+      `Redis: ${name} is answered by more than one reply: use \`subscribe\` of effect/persistence/Redis, or a client of your own`
+    )
+  }
 }
 
 // They change what all later commands of a connection come to.
-const lasting = /^(?:AUTH|DISCARD|EXEC|HELLO|MONITOR|MULTI|P?SYNC|QUIT|[PS]?SUBSCRIBE|WATCH|CLIENT (?:REPLY|TRACKING))$/
+const lasting = /^(?:AUTH|HELLO|MULTI|WATCH|CLIENT (?:REPLY|TRACKING))$/
+
+// They end a transaction, or the connection.
+const ending = /^(?:DISCARD|EXEC|QUIT)$/
+
+/** The name of a command, with that of its subcommand where this one decides. */
+const fullName = (command: string, args: ReadonlyArray<string | number>): string => {
+  const name = command.toUpperCase()
+  return name === "CLIENT" ? `${name} ${String(args[0]).toUpperCase()}` : name
+}
 
 /** Throws for what must not be sent on a connection that others use too. */
 export const checkShared = (command: string, args: ReadonlyArray<string | number>): void => {
   checkCommand(command, args)
-  const name = command.toUpperCase()
-  if (!lasting.test(name === "CLIENT" ? `${name} ${String(args[0]).toUpperCase()}` : name)) return
+  const name = fullName(command, args)
+  if (!lasting.test(name) && !ending.test(name)) return
   throw new RangeError(
     `Redis: ${name} would change the connection that all share: use a connection of your own, by \`connect\``
   )
+}
+
+/**
+ * Sends on a connection of a program's own. What a command has changed there is lost with the connection: the next command fails
+ * then, once, before it would run without that.
+ */
+export const sendOwn = (self: Connection, address: string): Connection["send"] => {
+  let changedBy: string | undefined
+  let transaction: string | undefined
+  let lost: string | undefined
+  self.onDown(() => {
+    lost ??= transaction ?? changedBy
+    changedBy = transaction = undefined
+  })
+  return (command, args, deadlineMillis) => {
+    if (!self.isReady()) return self.send(command, args, deadlineMillis)
+    if (lost !== undefined) {
+      const error = changeLost(address, lost)
+      lost = undefined
+      return Promise.reject(error)
+    }
+    const name = fullName(command, args)
+    if (ending.test(name)) transaction = undefined
+    else if (name === "WATCH" || name === "MULTI") transaction = name
+    else if (lasting.test(name)) changedBy = name
+    return self.send(command, args, deadlineMillis)
+  }
 }

@@ -74,7 +74,15 @@ const [deniedBySentinels, unknownToSentinels, noSentinel] = [
   "what is listed under `sentinels` is none"
 ]
 
+// Of a connection of a program's own, which is made again without what a command had changed.
+const [changedBy, isLost] = ["the one on which ", " was sent is lost"]
+
+/** A command is not sent, because what an earlier one had changed is lost. */
+export const changeLost = (address: string, command: string): RedisError =>
+  final(fail(new NotConnected({ address, detail: changedBy + command + isLost })))
+
 const advice = (detail: string): string => {
+  if (detail.startsWith(changedBy)) return "begin again on the new one"
   if (detail.startsWith("no permission")) return "extend the ACL of its user"
   if (/^(WRONGPASS|NOAUTH)$/.test(detail)) return "check `username` and `password`"
   if (detail.endsWith(announced)) {
@@ -397,6 +405,17 @@ const harmless =
 const safeDetail = (message: string): string | undefined => harmless.exec(message)?.[0]
 
 export const fail = (reason: RedisError["reason"]): RedisError => new RedisError({ reason })
+
+const finals = new WeakSet<RedisError>()
+
+const final = (error: RedisError): RedisError => {
+  finals.add(error)
+  return error
+}
+
+/** Whether the command was never sent, and can be sent as soon as there is a connection. */
+export const isUnsent = (error: unknown): boolean =>
+  error instanceof RedisError && error.reason._tag === "NotConnected" && !finals.has(error)
 
 export const notCluster = (): UnsupportedServer =>
   new UnsupportedServer({ detail: "it is not a Redis Cluster: use `url` or `host` instead of `cluster`" })

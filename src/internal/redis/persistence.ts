@@ -12,7 +12,7 @@ import * as Effect from "effect/Effect"
 import * as PersistenceRedis from "effect/persistence/Redis"
 import type * as Scope from "effect/Scope"
 import type { Io, Timer } from "../io.ts"
-import { blockingMillis, checkCommand, checkShared, keysOf, slotOf } from "./command.ts"
+import { blockingMillis, checkCommand, checkShared, keysOf, sendOwn, slotOf } from "./command.ts"
 import type { ClusterConnection, Connection, Connections, SingleConnection } from "./connection.ts"
 import type { RedisError } from "./errors.ts"
 import { sendProbing } from "./probe.ts"
@@ -95,31 +95,32 @@ const clusterSend = (self: ClusterConnection, io: Io, timeout: number): Send => 
  * Connections that belong to one reservation. On a Cluster, which node is needed shows only with the first command on a
  * key, so that there is one connection for each slot.
  */
-const reserve = (connections: Connections, io: Io) => {
+const reserve = (connections: Connections, io: Io, address: string) => {
   const { commandTimeout } = connections
-  const open = new Map<number | undefined, Connection>()
+  const open = new Map<number | undefined, { readonly connection: Connection; readonly send: Connection["send"] }>()
   const clustered = connections.topology === "cluster"
   const send: Send = async (command, args, signal) => {
     const [key] = clustered ? keysOf(command, args) : []
     const slot = key === undefined ? undefined : slotOf(key)
-    let connection = open.get(slot)
-    if (connection === undefined) {
-      connection = connections.dedicated(key, "reserved")
-      open.set(slot, connection)
+    let own = open.get(slot)
+    if (own === undefined) {
+      const connection = connections.dedicated(key, "reserved")
+      own = { connection, send: sendOwn(connection, address) }
+      open.set(slot, own)
     }
-    const own = connection
+    const { connection, send } = own
     return patient(
-      own,
+      connection,
       io,
       commandTimeout,
       signal,
-      () => own.send(command, args, blockingMillis(command, args) + commandTimeout)
+      () => send(command, args, blockingMillis(command, args) + commandTimeout)
     )
   }
   return {
     send,
     close: async () => {
-      await Promise.all([...open.values()].map((connection) => connection.close()))
+      await Promise.all([...open.values()].map(({ connection }) => connection.close()))
     }
   }
 }
@@ -216,7 +217,8 @@ const resetLate = (connection: SingleConnection, error: RedisError): void => {
 
 export const make = (
   connections: Connections,
-  io: Io
+  io: Io,
+  address: string
 ): Effect.Effect<PersistenceRedis.Redis["Service"], never, Scope.Scope> =>
   Effect.gen(function*() {
     const { commandTimeout, commands } = connections
@@ -228,7 +230,7 @@ export const make = (
     return yield* PersistenceRedis.make({
       send: sendWith(raw, checkShared),
       connect: Effect.sync(() => {
-        const connection = reserve(connections, io)
+        const connection = reserve(connections, io, address)
         return { send: sendWith(connection.send, checkCommand), close: Effect.promise(connection.close) }
       }),
       subscribe: (channel, onMessage) =>

@@ -3,7 +3,7 @@
 import * as Effect from "effect/Effect"
 import type { Io } from "../io.ts"
 import type { Connection } from "./connection.ts"
-import { RedisError } from "./errors.ts"
+import { isUnsent, type RedisError } from "./errors.ts"
 
 // A connection can be ready for all it knows and still have no socket: until it notices the loss, for example.
 const pause = 50
@@ -66,8 +66,7 @@ export const patient = async <A>(
     try {
       return await send()
     } catch (error) {
-      const unsent = error instanceof RedisError && error.reason._tag === "NotConnected"
-      if (!unsent || connection.state() === "closed" || io.now() + pause > until) throw error
+      if (!isUnsent(error) || connection.state() === "closed" || io.now() + pause > until) throw error
       await sleep(io, pause)
       if (signal?.aborted) throw error
     }
@@ -84,7 +83,7 @@ export const sent = <A>(io: Io, send: () => Promise<A>): Effect.Effect<A, RedisE
       (reply) => resume(Effect.succeed(reply)),
       (error: RedisError) => {
         const failed = () => resume(Effect.fail(error))
-        if (error instanceof RedisError && error.reason._tag === "NotConnected") io.after(0, failed)
+        if (isUnsent(error)) io.after(0, failed)
         else failed()
       }
     )

@@ -1,0 +1,119 @@
+/** Connections of a program's own, when they are lost or cannot be made. */
+
+import { assert, describe, it } from "@effect/vitest"
+import * as Context from "effect/Context"
+import type * as Duration from "effect/Duration"
+import * as Effect from "effect/Effect"
+import * as Layer from "effect/Layer"
+import * as EffectRedis from "effect/persistence/Redis"
+import * as Redis from "../src/Redis.ts"
+import { make as proxy } from "../src/testing/Proxy.ts"
+import { eventually } from "./support/eventually.ts"
+import { standalone } from "./support/servers.ts"
+
+/** A server behind a line that can be cut, and both services over it. */
+const behindLine = Effect.fnUntraced(function*(connectTimeout: Duration.Input = "5 seconds") {
+  const server = yield* standalone()
+  const line = yield* proxy({ port: server.port })
+  const context = yield* Layer.build(Redis.layer({ url: line.url, connectTimeout, commandTimeout: "2 seconds" }))
+  const redis = Context.get(context, Redis.Redis)
+  const count = (name: string) =>
+    Effect.map(server.cli("CLIENT", "LIST"), (list) => list.split(`name=lockstep:${name} `).length - 1)
+  /** Breaks all connections, and waits until the shared one and one of its own are made again. */
+  const broken = (name: string) =>
+    Effect.gen(function*() {
+      const before = line.counters.connections
+      yield* line.closeAll
+      yield* eventually(Effect.sync(() => line.counters.connections >= before + 2))
+      yield* eventually(Effect.map(count(name), (count) => count === 1))
+      yield* eventually(redis.send("PING"))
+    })
+  return { server, line, redis, effect: Context.get(context, EffectRedis.Redis), count, broken }
+})
+
+type Send = (command: string, ...args: ReadonlyArray<string>) => Effect.Effect<unknown, unknown>
+
+const reasonOf = (error: unknown): Redis.RedisError =>
+  (error instanceof EffectRedis.RedisError ? error.cause : error) as Redis.RedisError
+
+/** That what a command has changed is lost is said once. */
+const assertSaid = Effect.fnUntraced(function*(send: Send, changed: string, ...next: [string, ...Array<string>]) {
+  const error = reasonOf(yield* Effect.flip(send(...next)))
+  assert.strictEqual(error.reason._tag, "NotConnected")
+  assert.strictEqual(error.executed, "no")
+  assert.include(error.message, `(the one on which ${changed} was sent is lost): begin again on the new one`)
+})
+
+describe("a connection of its own", () => {
+  for (const kind of ["blocking", "reserved"] as const) {
+    it.live(
+      `says that WATCH, MULTI and AUTH are lost, before anything runs without them: ${kind}`,
+      () =>
+        Effect.gen(function*() {
+          const { broken, effect, redis } = yield* behindLine()
+          const own: { readonly send: Send } = kind === "blocking" ? yield* redis.connect() : yield* effect.reserve
+          const { send } = own
+          yield* redis.send("SET", "balance", 100)
+          yield* send("WATCH", "balance")
+          assert.strictEqual(yield* send("GET", "balance"), "100")
+          yield* broken(kind)
+          yield* redis.send("SET", "balance", 7)
+          yield* assertSaid(send, "WATCH", "MULTI")
+          yield* send("WATCH", "balance")
+          yield* send("MULTI")
+          yield* send("SET", "balance", "8")
+          assert.deepStrictEqual(yield* send("EXEC"), ["OK"])
+
+          yield* send("MULTI")
+          yield* send("INCR", "a")
+          yield* broken(kind)
+          yield* assertSaid(send, "MULTI", "INCR", "b")
+          assert.deepStrictEqual(yield* redis.send("MGET", "a", "b"), [null, null])
+
+          yield* redis.send("ACL", "SETUSER", "tenant", "on", ">pw", "~tenant:*", "+@all")
+          yield* send("AUTH", "tenant", "pw")
+          yield* broken(kind)
+          yield* assertSaid(send, "AUTH", "SET", "other", "x")
+          assert.strictEqual(yield* redis.send("GET", "other"), null)
+          assert.strictEqual(yield* send("ACL", "WHOAMI"), "default")
+        }).pipe(Effect.scoped),
+      20_000
+    )
+  }
+
+  it.live("says nothing when nothing was changed, or the transaction is over", () =>
+    Effect.gen(function*() {
+      const { broken, redis } = yield* behindLine()
+      const own = yield* redis.connect()
+      yield* own.send("SET", "a", 1)
+      yield* broken("blocking")
+      assert.strictEqual(yield* own.send("GET", "a"), "1")
+      yield* own.send("WATCH", "a")
+      yield* own.send("MULTI")
+      yield* own.send("EXEC")
+      yield* broken("blocking")
+      assert.strictEqual(yield* own.send("GET", "a"), "1")
+    }).pipe(Effect.scoped), 20_000)
+
+  it.live("says so too after an interruption, which destroys the socket", () =>
+    Effect.gen(function*() {
+      const { redis } = yield* behindLine()
+      const own = yield* redis.connect()
+      yield* own.send("WATCH", "a")
+      yield* Effect.timeoutOption(own.send("BLPOP", "list", 0), 50)
+      yield* assertSaid(own.send, "WATCH", "MULTI")
+      assert.strictEqual(yield* own.send("PING"), "PONG")
+    }).pipe(Effect.scoped), 20_000)
+
+  it.live("refuses what is answered by more than one reply", () =>
+    Effect.gen(function*() {
+      const { effect, redis } = yield* behindLine()
+      const own = yield* redis.connect()
+      const reserved = yield* effect.reserve
+      for (const { send } of [redis, own, effect, reserved] as ReadonlyArray<{ readonly send: Send }>) {
+        for (const name of ["SUBSCRIBE", "psubscribe", "SSUBSCRIBE", "MONITOR", "SYNC", "PSYNC"]) {
+          assert.include(String(yield* Effect.exit(send(name, "a"))), `RangeError: Redis: ${name.toUpperCase()}`)
+        }
+      }
+    }).pipe(Effect.scoped), 20_000)
+})
