@@ -366,14 +366,15 @@ const make = Effect.fnUntraced(function*(resolved: () => Source, timeouts: Timeo
   const { functions, server } = yield* attempt(() => introduced(commands, topology, io, deadline))
   const state = yield* observe(commands, log)
 
-  const connect: Redis["Service"]["connect"] = Effect.fnUntraced(function*(options) {
-    const self = yield* Effect.acquireRelease(
-      Effect.sync(() => dedicated(options?.key, "blocking")),
-      (self) => Effect.promise(self.close)
-    )
-    yield* connected(self, io, connectTimeout, true)
-    return { send: sendDedicated(self, io, address, connectTimeout, commandTimeout) }
-  })
+  const connect: Redis["Service"]["connect"] = (options) =>
+    Effect.uninterruptibleMask(Effect.fnUntraced(function*(restore) {
+      const self = dedicated(options?.key, "blocking")
+      const close = Effect.promise(self.close)
+      yield* Effect.addFinalizer(() => close)
+      // The scope may stay open for long, and the caller has nothing to close.
+      yield* Effect.onError(restore(connected(self, io, connectTimeout, true)), () => close)
+      return { send: sendDedicated(self, io, address, connectTimeout, commandTimeout) }
+    }))
 
   const redis = Redis.of({
     topology,

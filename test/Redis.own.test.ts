@@ -8,7 +8,7 @@ import * as Layer from "effect/Layer"
 import * as EffectRedis from "effect/persistence/Redis"
 import * as Redis from "../src/Redis.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
-import { eventually } from "./support/eventually.ts"
+import { eventually, realSleep } from "./support/eventually.ts"
 import { standalone } from "./support/servers.ts"
 
 /** A server behind a line that can be cut, and both services over it. */
@@ -103,6 +103,23 @@ describe("a connection of its own", () => {
       yield* Effect.timeoutOption(own.send("BLPOP", "list", 0), 50)
       yield* assertSaid(own.send, "WATCH", "MULTI")
       assert.strictEqual(yield* own.send("PING"), "PONG")
+    }).pipe(Effect.scoped), 20_000)
+
+  it.live("is closed at once when it cannot be made, or is interrupted meanwhile", () =>
+    Effect.gen(function*() {
+      const { count, line, redis } = yield* behindLine("300 millis")
+      yield* line.refuse
+      for (let time = 0; time < 3; time++) {
+        assert.strictEqual((yield* Effect.flip(redis.connect())).reason._tag, "NotConnected")
+        yield* Effect.timeoutOption(redis.connect(), 50)
+      }
+      yield* line.pass
+      const before = line.counters.connections
+      yield* redis.connect()
+      // Longer than any pause of one that is still being made.
+      yield* realSleep(2500)
+      assert.strictEqual(line.counters.connections, before + 1)
+      assert.strictEqual(yield* count("blocking"), 1)
     }).pipe(Effect.scoped), 20_000)
 
   it.live("refuses what is answered by more than one reply", () =>
