@@ -90,6 +90,31 @@ describe("a script call", () => {
     }).pipe(Effect.scoped), 20_000)
 
   it.live(
+    "rejects with what the script answers, whatever code that has, and keeps the connection",
+    () =>
+      Effect.gen(function*() {
+        const { port } = yield* standalone()
+        const { commands } = yield* build(Redis.layer({ host: "127.0.0.1", port }))
+        let downs = 0
+        commands.onDown(() => downs++)
+        const source = "redis.call('INCR', KEYS[1]) return redis.error_reply(ARGV[1])"
+        for (
+          const text of ["READONLY is the account", "MASTERDOWN", "BUSY line", "NOAUTH for you", "OOM", "NOSCRIPT"]
+        ) {
+          for (
+            const promise of [
+              ran(commands, "EVAL", source, call(["n"], [text]), deadline),
+              commands.send("EVAL", [source, 1, "n", text], deadline)
+            ]
+          ) assert.deepStrictEqual(yield* refusal(promise), { executed: "unknown", reason: "CommandFailed" }, text)
+        }
+        assert.strictEqual(yield* Effect.promise(() => commands.send("GET", ["n"], deadline)), "12")
+        assert.strictEqual(downs, 0)
+      }).pipe(Effect.scoped),
+    20_000
+  )
+
+  it.live(
     "keeps its deadline, fails with the connection, and leaves a late reply to no other call",
     () =>
       Effect.gen(function*() {

@@ -103,6 +103,107 @@ describe("errors", () => {
     })
   })
 
+  describe("the reply to a script call", () => {
+    // [servers, reply, reason]
+    const replies: ReadonlyArray<readonly [string, string, string]> = [
+      ["Redis 7 and Valkey 7.2", "NOSCRIPT No matching script. Please use EVAL.", "FunctionMissing"],
+      ["Valkey 9", "NOSCRIPT No matching script.", "FunctionMissing"],
+      ["all", "ERR Function not found", "FunctionMissing"],
+      ["all", "ERR max number of clients reached", "Unavailable"],
+      ["all", "ERR max number of clients + cluster connections reached", "Unavailable"],
+      ["Redis", "LOADING Redis is loading the dataset in memory", "Unavailable"],
+      ["Valkey", "LOADING Valkey is loading the dataset in memory", "Unavailable"],
+      [
+        "Redis",
+        "BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.",
+        "Unavailable"
+      ],
+      [
+        "Valkey",
+        "BUSY Valkey is busy running a script. You can only call FUNCTION KILL or SHUTDOWN NOSAVE.",
+        "Unavailable"
+      ],
+      ["all", "BUSY Redis is busy running a module command.", "Unavailable"],
+      [
+        "all",
+        "MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.",
+        "Unavailable"
+      ],
+      [
+        "all, by flags",
+        "MASTERDOWN Link with MASTER is down, replica-serve-stale-data is set to 'no' and 'allow-stale' flag is not set on " +
+        "the script.",
+        "Unavailable"
+      ],
+      ["all", "READONLY You can't write against a read only replica.", "Unavailable"],
+      [
+        "all, in the script",
+        "READONLY You can't write against a read only replica. script: 2fd8, on @user_script:1.",
+        "Unavailable"
+      ],
+      ["all, by flags", "READONLY Can not run script with write flag on readonly replica", "Unavailable"],
+      [
+        "all",
+        "MISCONF Redis is configured to save RDB snapshots, but it's currently unable to persist to disk. Commands that may " +
+        "modify the data set are disabled",
+        "Unavailable"
+      ],
+      [
+        "all, by flags",
+        "MISCONF Valkey is configured to persist data to AOF, but it's currently unable to persist to disk. Writable scripts " +
+        "are blocked. Use 'no-writes' flag for read only scripts. AOF error: No space left on device",
+        "Unavailable"
+      ],
+      ["all", "MISCONF Errors writing to the AOF file: No space left on device", "Unavailable"],
+      ["all", "NOREPLICAS Not enough good replicas to write.", "Unavailable"],
+      ["all", "CLUSTERDOWN The cluster is down", "Unavailable"],
+      ["all", "CLUSTERDOWN Hash slot not served", "Unavailable"],
+      ["all", "TRYAGAIN Multiple keys request during rehashing of slot", "Unavailable"],
+      ["all", "MOVED 3999 127.0.0.1:6381", "Unavailable"],
+      ["all", "ASK 3999 [::1]:6381", "Unavailable"],
+      ["all", "ASK 3999 :6381", "Unavailable"],
+      ["all", "NOAUTH Authentication required.", "NotConnected"],
+      ["all", "OOM command not allowed when used memory > 'maxmemory'.", "OutOfMemory"],
+      [
+        "all, in the script",
+        "OOM command not allowed when used memory > 'maxmemory'. script: 2fd8, on @user_script:1.",
+        "OutOfMemory"
+      ],
+      [
+        "all, by flags",
+        "OOM allow-oom flag is not set on the script, can not run it when used memory > 'maxmemory'",
+        "OutOfMemory"
+      ],
+      ["all", "ERR Protocol error: invalid bulk length", "RequestTooLarge"],
+      ["Redis 7.0", "NOPERM this user has no permissions to run the 'fcall' command", "MissingPermission"],
+      ["Redis 7.2", "NOPERM User app has no permissions to run the 'fcall' command", "MissingPermission"],
+      ["Redis 7.2", "NOPERM No permissions to access a key", "MissingPermission"]
+    ]
+    for (const [servers, text, tag] of replies) {
+      it(`${servers}: ${text.slice(0, 90)}`, () => {
+        for (const command of ["FCALL", "evalsha", "EVAL_RO"]) {
+          const reason = reasonOf(text, command)
+          assert.strictEqual(reason._tag, tag)
+          assert.isFalse(isExecutedUnknown(reason))
+        }
+      })
+    }
+
+    it("can be the script's own, which has run then", () => {
+      for (const code of new Set(replies.map(([, text]) => text.split(" ")[0]!)).add("WRONGPASS").add("NOPROTO")) {
+        const text = `${code} ${secret}`
+        for (const command of ["EVAL", "fcall", "FCALL_RO"]) {
+          const reason = reasonOf(text, command)
+          assert.deepInclude(reason, { _tag: "CommandFailed", code })
+          assert.isTrue(isExecutedUnknown(reason), text)
+        }
+      }
+      assert.isTrue(isExecutedUnknown(reasonOf("ERR max number of clients", "EVAL")))
+      // To another command it can only be one of the server.
+      assert.strictEqual(reasonOf(`BUSY ${secret}`, "GET")._tag, "Unavailable")
+    })
+  })
+
   it("a password where none is wanted is refused as credentials", () => {
     const texts = [
       "ERR Client sent AUTH, but no password is set",

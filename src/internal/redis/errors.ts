@@ -335,7 +335,7 @@ export const RedisErrorReason: Schema.Union<typeof redisReasons> = Schema.Union(
  */
 export type RedisErrorReason = typeof RedisErrorReason.Type
 
-const scripts = new Set(["EVAL", "EVALSHA", "FCALL"])
+const scripts = new Set(["EVAL", "EVALSHA", "EVALSHA_RO", "EVAL_RO", "FCALL", "FCALL_RO"])
 
 /**
  * Whether the command can have been executed: after a lost connection, a deadline, or an error or a missing permission
@@ -436,8 +436,41 @@ const permissionError = (text: string, command: string): RedisError => {
 // The commands that say who it is, or are the first on the connection.
 const authenticating = new Set(["HELLO", "AUTH", "CLUSTER"])
 
+const redirection = /^\d+ \S*:\d+$/
+
+// The errors that Redis 7.0 and later, Valkey 7.2 and later answer to the call of a script that they do not run, or when a command
+// in it would be the first to change anything.
+const ofServer: ReadonlyMap<string, RegExp> = new Map([
+  ["ASK", redirection],
+  ["BUSY", /^\w+ is busy running /],
+  ["CLUSTERDOWN", /^(The cluster is down|Hash slot not served)/],
+  [
+    "ERR",
+    /^(Function not found|max number of clients (reached|\+)|Protocol error: |The user executing the script|ACL failure in script:|acl verification failed)/
+  ],
+  ["LOADING", /^\w+ is loading the dataset in memory/],
+  ["MASTERDOWN", /^Link with MASTER is down/],
+  ["MISCONF", /^(\w+ is configured to (save RDB snapshots|persist data to AOF)|Errors writing to the AOF file)/],
+  ["MOVED", redirection],
+  ["NOAUTH", /^Authentication required/],
+  [
+    "NOPERM",
+    /^(this user has no permissions|User \S+ has no permissions|No permissions to access|ACL failure in script:)/
+  ],
+  ["NOREPLICAS", /^Not enough good replicas to write/],
+  ["NOSCRIPT", /^No matching script/],
+  ["OOM", /^(command not allowed when used memory > 'maxmemory'|allow-oom flag is not set on the script)/],
+  ["READONLY", /^(You can't write against a read only replica|Can not run script with write flag on readonly replica)/],
+  ["TRYAGAIN", /^Multiple keys request during rehashing of slot/]
+])
+
+/** Whether an error reply is one that a script has made, whatever its code says. */
+const isOfScript = (command: string, code: string, text: string): boolean =>
+  scripts.has(command.toUpperCase()) && ofServer.get(code)?.test(text) !== true
+
 const replyError = (message: string, code: string, command: string, address: string): RedisError => {
   const text = message.slice(code.length + 1)
+  if (isOfScript(command, code, text)) return fail(new CommandFailed({ command, code, detail: safeDetail(text) }))
   switch (code) {
     case "NOAUTH":
     case "WRONGPASS":
@@ -521,9 +554,14 @@ const systemCode = (error: Error & { readonly code?: unknown }): string | undefi
   return inner instanceof Error ? systemCode(inner) : undefined
 }
 
-/** The code at the beginning of an error reply. */
-export const codeOf = (error: unknown): string =>
-  (error instanceof Error ? /^\w+/.exec(error.message)?.[0] : undefined) ?? ""
+/** The code at the beginning of an error reply, if it says something about the server. */
+export const codeOf = (error: unknown): string => {
+  if (!(error instanceof Error)) return ""
+  const code = /^\w+/.exec(error.message)?.[0] ?? ""
+  // ioredis names the command in the errors of its connections.
+  const { command } = error as { readonly command?: { readonly name: string } }
+  return isOfScript(command?.name ?? "", code, error.message.slice(code.length + 1)) ? "" : code
+}
 
 /** For the log: what happened, without advice. */
 export const summary = (error: RedisError): string => {
