@@ -78,6 +78,17 @@ describe("effect/persistence while Redis is away", () => {
     20_000
   )
 
+  it.live("a command that was answered is not sent again, whatever the answer is", () =>
+    Effect.gen(function*() {
+      const { effect, server } = yield* behindLine("500 millis")
+      const source = "redis.call('INCR', KEYS[1]) return redis.error_reply(ARGV[1])"
+      for (const [at, text] of ["NOAUTH Authentication required.", "NOAUTH locked", "WRONGPASS locked"].entries()) {
+        const error = yield* Effect.flip(effect.send("EVAL", source, "1", "n", text))
+        assert.instanceOf(error.cause, Redis.RedisError)
+        assert.strictEqual(yield* server.cli("GET", "n"), String(at + 1))
+      }
+    }).pipe(Effect.scoped), 20_000)
+
   it.live("PersistedQueue recovers elements of dead consumers after an outage", () =>
     Effect.gen(function*() {
       const { context, cut, line, server } = yield* behindLine("5 seconds")

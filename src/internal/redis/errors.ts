@@ -406,6 +406,7 @@ const safeDetail = (message: string): string | undefined => harmless.exec(messag
 
 export const fail = (reason: RedisError["reason"]): RedisError => new RedisError({ reason })
 
+// After these a command must not be sent again: it was answered, or is not the same on the next connection.
 const finals = new WeakSet<RedisError>()
 
 const final = (error: RedisError): RedisError => {
@@ -470,7 +471,6 @@ const isOfScript = (command: string, code: string, text: string): boolean =>
 
 const replyError = (message: string, code: string, command: string, address: string): RedisError => {
   const text = message.slice(code.length + 1)
-  if (isOfScript(command, code, text)) return fail(new CommandFailed({ command, code, detail: safeDetail(text) }))
   switch (code) {
     case "NOAUTH":
     case "WRONGPASS":
@@ -503,6 +503,13 @@ const replyError = (message: string, code: string, command: string, address: str
     : fail(new CommandFailed({ command, code, detail: safeDetail(text) }))
 }
 
+// ioredis names the command that was answered in the errors of its connections.
+const askedOf = (error: Error): string | undefined =>
+  (error as { readonly command?: { readonly name?: string } }).command?.name
+
+const replyCode = (error: Error): string | undefined =>
+  "code" in error ? undefined : /^[A-Z][A-Z0-9_]+(?=\s|$)/.exec(error.message)?.[0]
+
 /**
  * Reads an error of ioredis or of the socket. `sent` is whether the command may have left: only then is an outcome that
  * is not a reply of Redis unknown.
@@ -515,11 +522,24 @@ export const errorFrom = (error: unknown, command: string, sent: boolean, addres
     const last = /Last error: (?:\w+: )?([A-Z]+)/.exec(message)?.[1] ?? ""
     return fail(new Unavailable({ code: unavailable.has(last) ? last : "CLUSTERDOWN" }))
   }
-  // A Cluster says why none of its nodes could be asked in a property of its own.
-  const nodeError: unknown = (failure as { lastNodeError?: unknown }).lastNodeError
-  if (nodeError !== undefined && nodeError !== null) return errorFrom(nodeError, command, sent, address)
-  const code = /^[A-Z][A-Z0-9_]+(?=\s|$)/.exec(message)?.[0]
-  if (code !== undefined && !("code" in failure)) return replyError(message, code, command, address)
+  // A Cluster says why none of its nodes could be asked in a property of its own. That was no answer to this command.
+  const { lastNodeError } = failure as { readonly lastNodeError?: unknown }
+  if (lastNodeError instanceof Error) {
+    const code = replyCode(lastNodeError)
+    return code === undefined
+      ? errorFrom(lastNodeError, command, sent, address)
+      : replyError(lastNodeError.message, code, command, address)
+  }
+  const code = replyCode(failure)
+  if (code !== undefined) {
+    // A node of a Cluster that lets no connection in answers a step of the handshake instead.
+    const asked = askedOf(failure) ?? command
+    if (asked.toUpperCase() !== command.toUpperCase()) return replyError(message, code, command, address)
+    const text = message.slice(code.length + 1)
+    return isOfScript(command, code, text)
+      ? fail(new CommandFailed({ command, code, detail: safeDetail(text) }))
+      : final(replyError(message, code, command, address))
+  }
   if (message.includes("Unknown RESP type")) {
     const detail = "it does not answer in the Redis protocol"
     // In the place of a later reply, as from a gateway, it says nothing about the command.
@@ -558,9 +578,7 @@ const systemCode = (error: Error & { readonly code?: unknown }): string | undefi
 export const codeOf = (error: unknown): string => {
   if (!(error instanceof Error)) return ""
   const code = /^\w+/.exec(error.message)?.[0] ?? ""
-  // ioredis names the command in the errors of its connections.
-  const { command } = error as { readonly command?: { readonly name: string } }
-  return isOfScript(command?.name ?? "", code, error.message.slice(code.length + 1)) ? "" : code
+  return isOfScript(askedOf(error) ?? "", code, error.message.slice(code.length + 1)) ? "" : code
 }
 
 /** For the log: what happened, without advice. */
