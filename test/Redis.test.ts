@@ -585,7 +585,8 @@ describe("Redis", () => {
             const unavailable = yield* failed("SET", "k", secret)
             assert.strictEqual(unavailable.reason._tag, "Unavailable")
             assert.strictEqual(unavailable.executed, "no")
-            for (const wrong of [redis.send(""), redis.send("SET", "k", undefined as never)]) {
+            const wrongNames = ["", "__proto__", "MULTI ", "GET\n", "1GET", "größe"].map((name) => redis.send(name))
+            for (const wrong of [...wrongNames, redis.send("SET", "k", undefined as never)]) {
               const bad = yield* Effect.exit(wrong)
               assert.isTrue(Exit.isFailure(bad) && Cause.squash(bad.cause) instanceof RangeError)
             }

@@ -54,7 +54,10 @@ const streaming = /^(?:MONITOR|P?SYNC|[PS]?SUBSCRIBE)$/
 
 /** Throws for what must not be sent on any connection. */
 export const checkCommand = (command: string, args: ReadonlyArray<unknown>): void => {
-  if (typeof command !== "string" || command === "") throw new RangeError("Redis: command must be a non-empty string")
+  // ioredis looks names up in objects, which have members of their own.
+  if (typeof command !== "string" || !/^[A-Za-z][\w.|-]*$/.test(command)) {
+    throw new RangeError("Redis: command must be the name of a command")
+  }
   checkArguments(args)
   const name = command.toUpperCase()
   if (name === "SELECT" || name === "RESET") {
