@@ -9,6 +9,7 @@ import * as Fiber from "effect/Fiber"
 import * as Layer from "effect/Layer"
 import * as PersistedQueue from "effect/persistence/PersistedQueue"
 import * as EffectRedis from "effect/persistence/Redis"
+import * as Queue from "effect/Queue"
 import * as Schema from "effect/Schema"
 import * as Redis from "../src/Redis.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
@@ -88,6 +89,61 @@ describe("effect/persistence while Redis is away", () => {
         assert.strictEqual(yield* server.cli("GET", "n"), String(at + 1))
       }
     }).pipe(Effect.scoped), 20_000)
+
+  it.live(
+    "a subscription that was refused when it was made again comes back when it may",
+    () =>
+      Effect.gen(function*() {
+        const { effect, server } = yield* behindLine("2 seconds")
+        const messages = yield* effect.subscribe("channel")
+        const subscribed = (count: number) =>
+          eventually(
+            Effect.map(server.cli("PUBSUB", "NUMSUB", "channel"), (reply) => reply.trim() === `channel\n${count}`),
+            { timeout: "15 seconds" }
+          )
+        yield* subscribed(1)
+        yield* server.cli("ACL", "SETUSER", "default", "resetchannels")
+        yield* server.cli("CLIENT", "KILL", "TYPE", "pubsub")
+        const refused = Effect.map(server.cli("ACL", "LOG"), (log) => log.includes("channel"))
+        yield* eventually(refused)
+        yield* subscribed(0)
+        yield* server.cli("ACL", "SETUSER", "default", "allchannels")
+        yield* subscribed(1)
+        yield* server.cli("PUBLISH", "channel", "hello")
+        assert.strictEqual((yield* Queue.take(messages)).message, "hello")
+      }).pipe(Effect.scoped),
+    30_000
+  )
+
+  it.live("a subscription in an outage can be interrupted, and is not made later", () =>
+    Effect.gen(function*() {
+      const { cut, effect, line, redis, server } = yield* behindLine("1 minute")
+      yield* cut
+      const before = Date.now()
+      yield* Effect.timeoutOption(effect.subscribe("channel").pipe(Effect.scoped), 50)
+      assert.isBelow(elapsed(before), 1000)
+      const other = yield* Effect.forkChild(effect.subscribe("other"))
+      yield* line.pass
+      yield* Fiber.join(other)
+      yield* eventually(redis.send("PING"))
+      assert.strictEqual(yield* server.cli("PUBSUB", "CHANNELS"), "other")
+    }).pipe(Effect.scoped), 20_000)
+
+  it.live(
+    "a reserved connection that has become half-open is made again after one deadline",
+    () =>
+      Effect.gen(function*() {
+        const { effect, line } = yield* behindLine("400 millis")
+        const reserved = yield* effect.reserve
+        assert.strictEqual(yield* reserved.send("PING"), "PONG")
+        yield* line.blackhole
+        yield* line.pass
+        const late = yield* Effect.flip(reserved.send("PING"))
+        assert.strictEqual((late.cause as Redis.RedisError).reason._tag, "Timeout")
+        assert.strictEqual(yield* reserved.send("PING"), "PONG")
+      }).pipe(Effect.scoped),
+    20_000
+  )
 
   it.live("PersistedQueue recovers elements of dead consumers after an outage", () =>
     Effect.gen(function*() {

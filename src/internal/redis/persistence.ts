@@ -109,13 +109,15 @@ const reserve = (connections: Connections, io: Io, address: string) => {
       open.set(slot, own)
     }
     const { connection, send } = own
-    return patient(
-      connection,
-      io,
-      commandTimeout,
-      signal,
-      () => send(command, args, blockingMillis(command, args) + commandTimeout)
-    )
+    const sendOnce = async () => {
+      try {
+        return await send(command, args, blockingMillis(command, args) + commandTimeout)
+      } catch (error) {
+        resetLate(connection, error as RedisError)
+        throw error
+      }
+    }
+    return patient(connection, io, commandTimeout, signal, sendOnce)
   }
   return {
     send,
@@ -129,6 +131,8 @@ interface Channel {
   readonly listeners: Set<Listener>
   /** The last attempt to subscribe. */
   subscribed: Promise<unknown>
+  /** Whether that has failed. */
+  isRefused: boolean
 }
 
 /** All channels on one connection, opened with the first. Messages that are published while it reconnects are lost. */
@@ -144,17 +148,17 @@ class Subscriber {
     this.#io = io
   }
 
-  async subscribe(name: string, listener: Listener): Promise<void> {
+  async subscribe(name: string, listener: Listener, signal: AbortSignal): Promise<void> {
     const connection = this.#open()
     let channel = this.#channels.get(name)
     if (channel === undefined) {
-      channel = { listeners: new Set(), subscribed: Promise.resolve() }
+      channel = { listeners: new Set(), subscribed: Promise.resolve(), isRefused: false }
       this.#channels.set(name, channel)
-      if (connection.isReady()) channel.subscribed = this.#send(connection, name)
+      if (connection.isReady()) this.#send(connection, name, channel)
     }
     channel.listeners.add(listener)
     try {
-      await untilReady(connection, this.#io, this.#connections.commandTimeout)
+      await untilReady(connection, this.#io, this.#connections.commandTimeout, signal)
       await channel.subscribed
     } catch (error) {
       await this.unsubscribe(name, listener)
@@ -187,16 +191,19 @@ class Subscriber {
       for (const listener of this.#channels.get(channel)?.listeners ?? []) listener({ channel, message })
     })
     connection.onReady(() => {
-      for (const [name, channel] of this.#channels) channel.subscribed = this.#send(connection, name)
+      for (const [name, channel] of this.#channels) this.#send(connection, name, channel)
     })
     this.#beat(connection)
     return connection
   }
 
-  #send(connection: SingleConnection, name: string): Promise<unknown> {
-    const subscribed = connection.send("SUBSCRIBE", [name], this.#connections.commandTimeout)
-    subscribed.catch((error: RedisError) => resetLate(connection, error))
-    return subscribed
+  #send(connection: SingleConnection, name: string, channel: Channel): void {
+    channel.isRefused = false
+    channel.subscribed = connection.send("SUBSCRIBE", [name], this.#connections.commandTimeout)
+    channel.subscribed.catch((error: RedisError) => {
+      channel.isRefused = true
+      resetLate(connection, error)
+    })
   }
 
   // A subscriber is only spoken to: without this, a half-open connection would never be noticed.
@@ -204,6 +211,8 @@ class Subscriber {
     this.#heart = this.#io.after(5000, () => {
       this.#beat(connection)
       if (!connection.isReady()) return
+      // Nobody else would notice that a permission was missing for a while.
+      for (const [name, channel] of this.#channels) if (channel.isRefused) this.#send(connection, name, channel)
       connection.send("PING", [], this.#connections.commandTimeout).catch((error: RedisError) =>
         resetLate(connection, error)
       )
@@ -211,7 +220,7 @@ class Subscriber {
   }
 }
 
-const resetLate = (connection: SingleConnection, error: RedisError): void => {
+const resetLate = (connection: Connection, error: RedisError): void => {
   if (error.reason._tag === "Timeout") connection.reset()
 }
 
@@ -234,12 +243,10 @@ export const make = (
         return { send: sendWith(connection.send, checkCommand), close: Effect.promise(connection.close) }
       }),
       subscribe: (channel, onMessage) =>
-        Effect.as(
-          Effect.acquireRelease(
-            attempt(() => subscriptions.subscribe(channel, onMessage)),
-            () => Effect.promise(() => subscriptions.unsubscribe(channel, onMessage))
-          ),
-          Effect.never
+        // An interruption can come between the reply and its fiber: the finalizer is there before.
+        Effect.addFinalizer(() => Effect.promise(() => subscriptions.unsubscribe(channel, onMessage))).pipe(
+          Effect.andThen(attempt((signal) => subscriptions.subscribe(channel, onMessage, signal))),
+          Effect.as(Effect.never)
         )
     })
   })
