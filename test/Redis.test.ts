@@ -380,6 +380,29 @@ describe("Redis", () => {
         assert.include(none.error.message, "ENOENT")
       }), 20_000)
 
+    it.live("no connection can be tried with these options", () =>
+      Effect.gen(function*() {
+        const { ca } = yield* tlsServer()
+        const place = { host: "localhost", port: yield* freePort }
+        const wrong: ReadonlyArray<readonly [options: Redis.Options, code: string, advice: string]> = [
+          [{ ...place, tls: { cert: "garbage" } }, "ERR_OSSL_PEM_NO_START_LINE", "correct `tls`"],
+          [{ ...place, tls: { cert: ca, key: "garbage" } }, "ERR_OSSL", "correct `tls`"],
+          [
+            { ...place, tls: { minVersion: "TLSv9" as "TLSv1.3" } },
+            "ERR_TLS_INVALID_PROTOCOL_VERSION",
+            "correct `tls`"
+          ],
+          [{ ...place, host: "a\0b" }, "ERR_INVALID_ARG_VALUE", "check that it is running there"]
+        ]
+        for (const [options, code, advice] of wrong) {
+          const { error, took } = yield* failure(Redis.layer(options))
+          assert.strictEqual(error.reason._tag, "NotConnected")
+          assert.include(error.message, code)
+          assert.include(error.message, advice)
+          assert.isBelow(took, 2000)
+        }
+      }), 20_000)
+
     it.live("what listens is not Redis", () =>
       Effect.gen(function*() {
         const http = yield* tcp((socket) => {

@@ -94,6 +94,7 @@ const advice = (detail: string): string => {
   if (detail === noSentinel) return "list the Sentinels there, or use `url` or `host` for a server without them"
   if (detail === replica) return "connect to its primary, or through Sentinel"
   if (/^(LOADING|MASTERDOWN|BUSY|CLUSTERDOWN|TRYAGAIN)$/.test(detail)) return "try again later"
+  if (/^ERR_(OSSL|TLS_INVALID_PROTOCOL)/.test(detail)) return "correct `tls`"
   return /CERT|TLS|SSL|SIGNED|ISSUER/.test(detail)
     ? "give the authority of its certificate as `tls: { ca }` and connect to a name that is in it"
     : `check that it is running there and can be reached from here${

@@ -142,8 +142,14 @@ class Single implements SingleConnection {
       else this.#onLost()
     })
     client.on("end", () => {
-      // ioredis gives up when its connector fails, for example when a Sentinel connection is cut in the middle.
+      // ioredis gives up when its connector fails, for example when a Sentinel connection is cut in the middle, or TLS refuses a key.
+      // It has emitted the error, and there was no socket that could close.
       if (this.#closed) return
+      if (this.#lastError !== undefined) {
+        this.#failure = this.#lastError
+        this.#lastError = undefined
+        this.#listeners.down(this.#failure)
+      }
       this.#refusals++
       const { io } = this.#options
       this.#revival = io.after(backoff(io)(this.#refusals), () => void client.connect().catch(() => {}))
