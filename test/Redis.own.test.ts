@@ -6,6 +6,7 @@ import type * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import * as Layer from "effect/Layer"
 import * as EffectRedis from "effect/persistence/Redis"
+import { blockingMillis } from "../src/internal/redis/command.ts"
 import * as Redis from "../src/Redis.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
 import { eventually, realSleep } from "./support/eventually.ts"
@@ -121,6 +122,37 @@ describe("a connection of its own", () => {
       assert.strictEqual(line.counters.connections, before + 1)
       assert.strictEqual(yield* count("blocking"), 1)
     }).pipe(Effect.scoped), 20_000)
+
+  it.live("takes what would change the connection that all share, but no other protocol", () =>
+    Effect.gen(function*() {
+      const { redis } = yield* behindLine()
+      const own = yield* redis.connect()
+      const changing: ReadonlyArray<readonly [string, ...Array<string>]> = [
+        ["SCRIPT", "DEBUG", "YES"],
+        ["client", "no-evict", "on"],
+        ["CLIENT", "NO-TOUCH", "ON"],
+        ["CLIENT", "SETNAME", "other"],
+        ["CLIENT", "TRACKING", "ON"]
+      ]
+      for (const command of changing) {
+        assert.include(String(yield* Effect.exit(redis.send(...command))), "RangeError: Redis: ")
+      }
+      assert.strictEqual(yield* own.send("CLIENT", "NO-EVICT", "ON"), "OK")
+      for (const send of [own.send, redis.send]) {
+        assert.include(String(yield* Effect.exit(send("HELLO", 3))), "RangeError: Redis: HELLO")
+      }
+      assert.include(yield* own.send<Array<unknown>>("HELLO"), "server")
+      assert.isString(yield* redis.send("SCRIPT", "LOAD", "return 1"))
+    }).pipe(Effect.scoped), 20_000)
+
+  it("has the deadline of the block of a command, and of no key or group with such a name", () => {
+    assert.strictEqual(blockingMillis("XREAD", ["COUNT", 1, "block", 100, "STREAMS", "s", "$"]), 100)
+    assert.strictEqual(blockingMillis("xread", ["BLOCK", 0, "streams", "s", "$"]), Infinity)
+    assert.strictEqual(blockingMillis("XREAD", ["STREAMS", "BLOCK", "0"]), 0)
+    assert.strictEqual(blockingMillis("XREADGROUP", ["GROUP", "BLOCK", "0", "STREAMS", "s", ">"]), 0)
+    assert.strictEqual(blockingMillis("XREADGROUP", ["GROUP", "g", "STREAMS", "BLOCK", "50", "STREAMS", "s", ">"]), 50)
+    assert.strictEqual(blockingMillis("BLPOP", ["block", "2"]), 2000)
+  })
 
   it.live("refuses what is answered by more than one reply", () =>
     Effect.gen(function*() {

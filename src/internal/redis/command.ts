@@ -31,12 +31,20 @@ export const slotOf = (key: string): number =>
 export const keysOf = (command: string, args: ReadonlyArray<string | number>): ReadonlyArray<string> =>
   new IoRedis.Command(command.toLowerCase(), [...args]).getKeys().map(String)
 
+/** The arguments among which the timeout of a command is. A stream or a group can be named BLOCK. */
+const timeoutArguments = (name: string, args: ReadonlyArray<string | number>): Array<string | number> => {
+  if (name !== "XREAD" && name !== "XREADGROUP") return [...args]
+  const options = name === "XREAD" ? [...args] : args.slice(3)
+  const streams = options.findIndex((arg) => String(arg).toUpperCase() === "STREAMS")
+  return streams === -1 ? options : options.slice(0, streams)
+}
+
 /** How long a command may block by its own arguments. */
 export const blockingMillis = (command: string, args: ReadonlyArray<string | number>): number => {
   const name = command.toUpperCase()
   if (name === "WAIT" || name === "WAITAOF") return Number(args.at(-1)) || Infinity
   if (!blocking.has(name)) return 0
-  const millis = new IoRedis.Command(name, [...args]).extractBlockingTimeout()
+  const millis = new IoRedis.Command(name, timeoutArguments(name, args)).extractBlockingTimeout()
   return millis === undefined || millis === null ? 0 : millis === 0 ? Infinity : millis
 }
 
@@ -63,6 +71,9 @@ export const checkCommand = (command: string, args: ReadonlyArray<unknown>): voi
   if (name === "SELECT" || name === "RESET") {
     throw new RangeError(`Redis: ${name} would move a connection for good: use a layer with another \`db\``)
   }
+  if (name === "HELLO" && args.length > 0) {
+    throw new RangeError("Redis: HELLO would change the protocol, and with it the replies: leave its arguments out")
+  }
   if (streaming.test(name)) {
     throw new RangeError(
       `Redis: ${name} is answered by more than one reply: use \`subscribe\` of effect/persistence/Redis, or a client of your own`
@@ -71,7 +82,7 @@ export const checkCommand = (command: string, args: ReadonlyArray<unknown>): voi
 }
 
 // They change what all later commands of a connection come to.
-const lasting = /^(?:AUTH|HELLO|MULTI|WATCH|CLIENT (?:REPLY|TRACKING))$/
+const lasting = /^(?:AUTH|MULTI|WATCH|CLIENT (?:NO-EVICT|NO-TOUCH|REPLY|SETNAME|TRACKING)|SCRIPT DEBUG)$/
 
 // They end a transaction, or the connection.
 const ending = /^(?:DISCARD|EXEC|QUIT)$/
@@ -79,7 +90,7 @@ const ending = /^(?:DISCARD|EXEC|QUIT)$/
 /** The name of a command, with that of its subcommand where this one decides. */
 const fullName = (command: string, args: ReadonlyArray<string | number>): string => {
   const name = command.toUpperCase()
-  return name === "CLIENT" ? `${name} ${String(args[0]).toUpperCase()}` : name
+  return name === "CLIENT" || name === "SCRIPT" ? `${name} ${String(args[0]).toUpperCase()}` : name
 }
 
 /** Throws for what must not be sent on a connection that others use too. */
