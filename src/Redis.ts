@@ -161,7 +161,7 @@ export class Redis extends Context.Service<Redis, {
  * @since 0.1.0
  */
 export class EmbeddedServer extends Context.Service<EmbeddedServer, {
-  /** For `layer({ url })` in other processes: `unix://` and the path of the socket. */
+  /** For `layer({ url })` in other processes: `unix://` and the path of the socket, percent-encoded. */
   readonly url: string
   readonly path: string
   readonly pid: number
@@ -497,14 +497,16 @@ export const layerFromClient = (
   Layer.effectContext(make(() => resolveClient(client), options))
 
 const startEmbedded = (options: EmbeddedOptions): Effect.Effect<embedded.Embedded, RedisError> =>
-  Effect.flatMap(CurrentIo, (io) =>
-    Effect.tryPromise({
-      try: () => embedded.start(options, millis(options.connectTimeout, "connectTimeout"), io),
+  Effect.flatMap(CurrentIo, (io) => {
+    const timeout = millis(options.connectTimeout, "connectTimeout")
+    return Effect.tryPromise({
+      try: () => embedded.start(options, timeout, io),
       catch: (error) =>
         new RedisError({
           reason: new EmbeddedFailed({ detail: error instanceof Error ? error.message : "it failed" })
         })
-    }))
+    })
+  })
 
 /**
  * Starts a `redis-server` (or `valkey-server`) of its own for development and tests, and connects to it. It listens on a unix

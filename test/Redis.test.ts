@@ -329,6 +329,7 @@ describe("Redis", () => {
           Redis.layer({ sentinels: [{ host: "localhost" }] }),
           Redis.layer({ port: 70_000 }),
           Redis.layer({ connectTimeout: 0 }),
+          Redis.layerEmbedded({ connectTimeout: 0 }),
           Redis.layer({ path: 5 as never }),
           Redis.layer({ host: {} as never }),
           Redis.layer({ host: "" }),
@@ -871,6 +872,34 @@ describe("Redis", () => {
         assert.isFalse(alive(pid))
         assert.isFalse(fs.existsSync(path.dirname(socket)))
       }), 20_000)
+
+    it.live(
+      "has a URL for any temporary directory, and leaves nothing there when it cannot start",
+      () =>
+        Effect.gen(function*() {
+          const directory = path.join(yield* temporaryDirectory, "a#b?c%41 ü")
+          fs.mkdirSync(directory)
+          const before = process.env["TMPDIR"]
+          process.env["TMPDIR"] = directory
+          yield* Effect.addFinalizer(() =>
+            Effect.sync(() => {
+              if (before === undefined) delete process.env["TMPDIR"]
+              else process.env["TMPDIR"] = before
+            })
+          )
+          yield* Effect.flatMap(Redis.EmbeddedServer, ({ url }) =>
+            Effect.flatMap(withRedis(Redis.layer({ url }), ping), (pong) =>
+              Effect.sync(() =>
+                assert.strictEqual(pong, "PONG")
+              ))).pipe(Effect.provide(Redis.layerEmbedded()))
+          for (const args of [["--maxmemory", "1\0"], 5 as never]) {
+            const { error } = yield* failure(Redis.layerEmbedded({ args }))
+            assert.strictEqual(error.reason._tag, "EmbeddedFailed")
+          }
+          assert.deepStrictEqual(fs.readdirSync(directory), [])
+        }).pipe(Effect.scoped),
+      20_000
+    )
 
     it.live("exits with its process, however that ends", () =>
       Effect.gen(function*() {

@@ -86,6 +86,20 @@ const answers = (socket: string, io: Io, millis: number): Promise<boolean> =>
     connection.write("PING\r\n")
   })
 
+/** Starts the shell. It removes the directory at its end, and nothing else does. */
+const spawnIn = (directory: string, command: ReadonlyArray<string>, args: ReadonlyArray<string>) => {
+  try {
+    return spawn("/bin/sh", ["-c", script, "lockstep", directory, ...command, ...args], {
+      // A group of its own, so that Ctrl-C reaches us first.
+      detached: true,
+      stdio: ["pipe", "pipe", "pipe"]
+    })
+  } catch (error) {
+    fs.rmSync(directory, { recursive: true, force: true })
+    throw error
+  }
+}
+
 export const start = async (options: Options, timeoutMillis: number, io: Io): Promise<Embedded> => {
   const binary = find(options.binary)
   const directory = fs.mkdtempSync(path.join(os.tmpdir(), "lockstep-"))
@@ -98,20 +112,11 @@ export const start = async (options: Options, timeoutMillis: number, io: Io): Pr
     )
   }
   socket = fs.realpathSync(directory) + "/redis.sock"
-  const shell = spawn("/bin/sh", [
-    "-c",
-    script,
-    "lockstep",
-    directory,
+  const shell = spawnIn(directory, [
     binary,
     ...["--port", "0", "--unixsocket", socket, "--unixsocketperm", "700", "--dir", directory],
-    ...["--save", "", "--appendonly", "no", "--maxmemory-policy", "noeviction", "--daemonize", "no"],
-    ...(options.args ?? [])
-  ], {
-    // A group of its own, so that Ctrl-C reaches us first.
-    detached: true,
-    stdio: ["pipe", "pipe", "pipe"]
-  })
+    ...["--save", "", "--appendonly", "no", "--maxmemory-policy", "noeviction", "--daemonize", "no"]
+  ], options.args ?? [])
   let output = ""
   const keep = (data: Buffer) => {
     output = (output + data.toString()).slice(-2000)
@@ -145,7 +150,8 @@ export const start = async (options: Options, timeoutMillis: number, io: Io): Pr
     }
     await new Promise<void>((resolve) => void io.after(5, resolve))
   }
-  return { url: `unix://${socket}`, path: socket, pid: readPid(pidFile)!, stop }
+  const url = `unix://${socket.split("/").map(encodeURIComponent).join("/")}`
+  return { url, path: socket, pid: readPid(pidFile)!, stop }
 }
 
 const readPid = (file: string): number | undefined => {
