@@ -330,6 +330,8 @@ describe("Redis", () => {
           Redis.layer({ port: 70_000 }),
           Redis.layer({ connectTimeout: 0 }),
           Redis.layerEmbedded({ connectTimeout: 0 }),
+          Redis.layer({ url: "redis:6379" }),
+          Redis.layer({ url: `valkey:${secret}` }),
           Redis.layer({ path: 5 as never }),
           Redis.layer({ host: {} as never }),
           Redis.layer({ host: "" }),

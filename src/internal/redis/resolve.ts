@@ -68,6 +68,10 @@ export const parseUrl = (text: string): ParsedUrl => {
     case "rediss:":
     case "valkey:":
     case "valkeys:": {
+      // The port of redis:6379 would be read as a database.
+      if (!/^\s*\w+:\/\//.test(text)) {
+        throw new RangeError("Redis: url must have // behind its protocol: redis://host:6379")
+      }
       const database = url.pathname.slice(1)
       return {
         ...common,
