@@ -213,6 +213,7 @@ end
 -- keys: hash, items
 -- args: shard string, token string, fine boolean, value string
 -- reply: ["submitted"] | ["repeated"] | ["refused"]
+-- flags: allow-oom
 handlers['taskGroup.submit'] = function(ctx, key, shard, token, fine, value)
   local group = loadTasks(key)
   local status, newest, claim = findTask(ctx, shard)

@@ -578,6 +578,18 @@ layer(TestServer.layer, live)("a task group", (it) => {
         assert.isNotEmpty(namespace)
       })))
 
+  it.effect("takes the result of a task while Redis has no memory", () =>
+    several(1, ([a], namespace, server) =>
+      Effect.gen(function*() {
+        const group = yield* groupOn(a!)
+        const full = Effect.orDie(server.cli("CONFIG", "SET", "maxmemory", 1))
+        yield* group.run("x", Effect.as(full, 1)).pipe(
+          Effect.ensuring(Effect.orDie(server.cli("CONFIG", "SET", "maxmemory", 0)))
+        )
+        assert.deepInclude(yield* group.snapshot, { running: 0, done: 1, lost: 0 })
+        assert.isNotEmpty(namespace)
+      })))
+
   it.effect("is reset as the first request after Redis has lost its data", () =>
     several(1, ([a], namespace, server) =>
       Effect.gen(function*() {

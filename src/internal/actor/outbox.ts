@@ -105,7 +105,7 @@ export class Outbox implements Sender {
     const waiting = this.#queue
     this.#queue = []
     ask()
-    this.#queue.push(...waiting)
+    this.#queue = this.#queue.concat(waiting)
   }
 
   /** Makes a request heavier that has not been sent. Answers whether there was room. */
