@@ -40,8 +40,8 @@ export interface Heard<S> {
 interface Subscriber<S> {
   last: S | undefined
   epoch: number
-  /** It came later than others, and Redis has not answered yet what it is told first. */
-  isAsking: boolean
+  /** It came later than others, and Redis has not answered yet what it is told first: the states that came meanwhile. */
+  early: Array<S> | undefined
   readonly next: (state: S) => void
   readonly fail: (error: CoordinatorError) => void
 }
@@ -53,6 +53,8 @@ const active = new WeakMap<Kernel, Map<string, Watch<any>>>()
 const idleMillis = 60_000
 
 const ignore = () => {}
+
+const none: ReadonlyArray<never> = []
 
 export class Watch<S extends State> implements Observer {
   readonly #options: WatchOptions<S>
@@ -193,8 +195,8 @@ export class Watch<S extends State> implements Observer {
   // -------------------------------------------------------------------------------------------------------------------
 
   #tell(subscriber: Subscriber<S>, state: S): void {
-    const { epoch, isAsking, last } = subscriber
-    if (isAsking) return
+    const { early, epoch, last } = subscriber
+    if (early !== undefined) return void early.push(state)
     if (last !== undefined && epoch === this.#epoch && state.change <= last.change) return
     subscriber.last = state
     subscriber.epoch = this.#epoch
@@ -213,7 +215,7 @@ export class Watch<S extends State> implements Observer {
     const { session } = channel
     // A session that comes later asks for all.
     if (session === undefined) return
-    subscriber.isAsking = true
+    subscriber.early = []
     channel.outbox.request<"sharedRef.join" | "counter.join">({
       verb,
       key,
@@ -221,13 +223,15 @@ export class Watch<S extends State> implements Observer {
       session,
       urgent: true,
       moot: () => {
-        subscriber.isAsking = false
+        subscriber.early = undefined
       },
       settle: ([, ...told]) => {
-        subscriber.isAsking = false
+        const early = subscriber.early ?? none
+        subscriber.early = undefined
         const state = this.#options.parse(told)
-        // Events with older states may still come.
         this.#tell(subscriber, { ...state, change: Math.abs(state.change) })
+        // The mailbox can be faster than this reply. Of these states, and of those that come later, some are older.
+        for (const state of early) this.#tell(subscriber, state)
       },
       fail: (error) => {
         this.#subscribers.delete(subscriber)
@@ -251,7 +255,7 @@ export class Watch<S extends State> implements Observer {
             const subscriber: Subscriber<S> = {
               last: undefined,
               epoch: 0,
-              isAsking: false,
+              early: undefined,
               next: (state) => void Queue.offerUnsafe(queue, [++number, state]),
               fail: (error) => void Queue.failCauseUnsafe(queue, Cause.fail(fail(error)))
             }
