@@ -189,13 +189,7 @@ export class Channel implements Beating, First, Guarded {
     this.#opening = false
     this.#reached()
     this.#enter("closed")
-    const { queued, sent } = this.outbox.drain()
-    // A batch can be under way that Redis has not answered: nothing else ends it now.
-    for (const request of sent) {
-      if (request.moot === undefined) this.outbox.fail(request, refusal, true)
-      else this.#moot(request, true)
-    }
-    for (const request of queued) this.outbox.fail(request, refusal, false)
+    for (const request of this.outbox.drain().queued) this.outbox.fail(request, refusal, false)
     this.tenant.refused(refusal)
     const isFirst = this.#office.first() === this
     if (isFirst) this.#office.refused(refusal)

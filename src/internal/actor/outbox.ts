@@ -191,15 +191,21 @@ export class Outbox implements Sender {
       const session = this.#keeper.current()
       if (session === undefined) return this.#keeper.open()
       let batch = this.#take()
+      const ends: Array<() => void> = []
       for (const request of batch) {
         request.queued = false
-        if (request.knownFor !== undefined) this.#date(request, request.knownFor)
-        if (request.lapses?.() === true) request.cancelled = true
+        const end = (request.knownFor === undefined ? undefined : this.#date(request, request.knownFor)) ??
+          request.lapses?.()
+        if (end === undefined) continue
+        request.cancelled = true
+        ends.push(end)
       }
       const count = batch.length
       batch = batch.filter(({ cancelled }) => cancelled !== true)
       this.#discarded = Math.max(0, this.#discarded - count + batch.length)
       if (batch.length > 0) this.#begin(session, batch)
+      // Their callers go on at once, and the session can be lost with that: the batch has to be known by then.
+      for (const end of ends) end()
     }
   }
 
@@ -235,15 +241,14 @@ export class Outbox implements Sender {
     this.#weight += sumOf(requests)
   }
 
-  // A session may send it for as long as its lease.
-  #date(request: Request, knownFor: number): void {
+  // A session may send it for as long as its lease. Answers how to end it if that is too long.
+  #date(request: Request, knownFor: number): (() => void) | undefined {
     const { io, lease, transport } = this.#options
     const [now, wall] = [io.now(), io.wall()]
     request.sent ??= [now, wall]
     const [at, wallAt] = request.sent
     if (request.cancelled === true || Math.max(now - at, wall - wallAt) + lease <= Math.max(knownFor, lease)) return
-    this.fail(request, transport.late(request.key), true)
-    request.cancelled = true
+    return () => this.fail(request, transport.late(request.key), true)
   }
 
   // As many as one batch may have.
@@ -393,8 +398,8 @@ export class Outbox implements Sender {
     // Others that are sent at the same moment on the same connection would seem to be the reason, too.
     if (sending.losses > 1) await transport.sleep(io.random() * 100 * sending.losses)
     if (sending.uncertain || session.lost !== undefined) return false
-    omit(sending, cause)
-    return this.#settled(sending)
+    for (const end of omit(sending, cause)) end()
+    return session.lost === undefined && this.#settled(sending)
   }
 
   /** Ends the call if it has nothing more to send. An uncertain one is sent even then: only that tells what was executed. */

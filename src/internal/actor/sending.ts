@@ -33,8 +33,11 @@ export interface Request<V extends Verb = Verb> {
   readonly settle: (reply: Requests[V]["reply"]) => void
   /** `sent` says whether it can have been executed. */
   readonly fail: (error: CoordinatorError, sent: boolean) => void
-  /** Called before it is sent, while Redis cannot have executed it: whether it is too late for that. Its caller knows then. */
-  readonly lapses?: (() => boolean) | undefined
+  /**
+   * Called before it is sent, while Redis cannot have executed it. If it is too late for that, it answers how to tell the caller. It must
+   * not lose a session itself: a batch is being made.
+   */
+  readonly lapses?: (() => (() => void) | undefined) | undefined
   /** A session that was lost has sent it, and it can have been executed there. The channel sets it. */
   forwarded?: boolean | undefined
   /** Redis has been away for longer than a question waits: called once. It may be executed all the same if it was sent. */
@@ -139,14 +142,18 @@ export const lighten = (sending: Sending): void => {
   sending.requests = requests.filter((request) => !left.has(request))
 }
 
-/** It was not executed: what is over is not sent with it again. */
-export const omit = (sending: Sending, cause: RedisError): void => {
+/** It was not executed: what is over is not sent with it again. Answers how to tell the callers. */
+export const omit = (sending: Sending, cause: RedisError): ReadonlyArray<() => void> => {
   const { left } = sending
+  const ends: Array<() => void> = []
   for (const leader of leadingOf(sending.requests)) {
-    if (leader.cancelled !== true && leader.lapses?.() !== true) continue
+    const end = leader.lapses?.()
+    if (leader.cancelled !== true && end === undefined) continue
+    if (end !== undefined) ends.push(end)
     for (const request of [leader, ...leader.following ?? []]) left.set(request, cause)
   }
   sending.requests = sending.requests.filter((request) => !left.has(request))
+  return ends
 }
 
 export const isTooMuch = (sending: Sending, { reason }: RedisError): boolean => {

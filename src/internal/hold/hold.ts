@@ -32,6 +32,10 @@ export const isKnownLost = (lease: Pick<Lease, "token">): boolean => {
   return !lease.active
 }
 
+/** As `isKnownLost`, and no session is lost by asking: for who is in the middle of something. */
+export const isOver = (lease: Pick<Lease, "token">): boolean =>
+  lease instanceof Hold && (!lease.active || lease.session!.remaining <= 0)
+
 const none: ReadonlyArray<never> = []
 
 const ignore = () => {}

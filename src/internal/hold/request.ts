@@ -80,8 +80,7 @@ export const request = <V extends Verb, A = never>(
       weight: (options.weight ?? 1) + (following?.length ?? 0),
       lapses: lapsed && (() => {
         const result = lapsed()
-        if (result !== undefined) resume(Effect.succeed(result))
-        return result !== undefined
+        return result === undefined ? undefined : () => resume(Effect.succeed(result))
       }),
       moot: moot && ((sent: boolean) => resume(Effect.succeed(moot(sent)))),
       settle: (reply: ReplyOf<V>) => {

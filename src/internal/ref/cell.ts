@@ -10,7 +10,7 @@ import { keyOf } from "../actor/keys.ts"
 import type { Requests } from "../actor/lua.ts"
 import type { Request } from "../actor/sending.ts"
 import { followingOf, type Outbox, publicationsOf } from "../hold/following.ts"
-import { isKnownLost, type Lease } from "../hold/hold.ts"
+import { isKnownLost, isOver, type Lease } from "../hold/hold.ts"
 import { type InvalidPayload, type Payload, payload } from "../hold/payload.ts"
 import { type Place, tokenOf } from "../hold/place.ts"
 import { read, request } from "../hold/request.ts"
@@ -268,8 +268,8 @@ export class Cell<A, E> {
     return Effect.flatMap(this.prepare(value, outbox), ({ following, json }) => {
       const { key, kind } = lease
       const token = tokenOf(lease)
-      const lapsed = () => isKnownLost(lease) ? ["fenced", unseen] as const : undefined
-      if (lapsed() !== undefined) return this.#stale(token, unseen)
+      if (isKnownLost(lease)) return this.#stale(token, unseen)
+      const lapsed = () => isOver(lease) ? ["fenced", unseen] as const : undefined
       const args = [json, this.options.timeToLive, `${kind}:${key}`, token] as [string, number, string, number]
       return Effect.flatMap(
         this.write("sharedRef.fence", args, (reply) => {
