@@ -153,7 +153,7 @@ local function lastToken(ctx)
   return ctx.last
 end
 
--- The last token as a negative number, for who has asked again; -1 stands for none.
+-- The last token as a negative number, for a member that has asked again. The number -1 stands for no token.
 local function asked(ctx)
   local token = lastToken(ctx)
   return json(token == '0' and '-1' or '-' .. token)

@@ -318,25 +318,15 @@ class CounterImpl implements Counter {
         fail: failed,
         exceeded: (by, value) => this.#exceeded(by, value)
       })
-      const subject = describe("counter", this.name, this.#place.namespace)
-      let closed = false
       const flushFor = (options: WaitOptions): Effect.Effect<void, CounterError> =>
         bounded(sums.flush, this.#place, waitOf(this.#place, options), fail)
       const batched: Batched = {
-        add: (by) =>
-          Effect.sync(() => {
-            if (closed) throw new Error(`The scope of these additions to ${subject} is closed: nothing sends them`)
-            sums.add(checkBy(by))
-          }),
+        add: (by) => Effect.sync(() => sums.add(checkBy(by))),
         pending: Effect.sync(() => sums.pending),
         flush: flushFor({}),
         flushFor
       }
-      const close = Effect.suspend(() => {
-        closed = true
-        return sums.close
-      })
-      return Effect.acquireRelease(Effect.succeed(batched), () => close)
+      return Effect.acquireRelease(Effect.succeed(batched), () => sums.close)
     })
 }
 

@@ -59,6 +59,14 @@ interface Job {
   state: "blocked" | "live" | "success" | "failed" | "skipped" | "cancelled" | "crashed"
 }
 
+/** A queue that one session has joined. */
+const opened = async (redis: Redis) => {
+  const queue = actor(redis, freshNamespace(), "queue:q")
+  await queue.open("s")
+  await queue.send("s", "queue.join", ["p", "1", 0, 0, 0, 60_000, 10_000, 0, 3, 0, 0, 1, 0, 0, 1, 0, ""])
+  return queue
+}
+
 layer(TestServer.layer, live)("jobs that run after others", (it) => {
   it.effect("begin when all of these have ended, or fail, or are skipped", () =>
     Effect.gen(function*() {
@@ -75,9 +83,7 @@ layer(TestServer.layer, live)("jobs that run after others", (it) => {
     Effect.gen(function*() {
       const redis = yield* client(yield* TestServer)
       yield* Effect.promise(async () => {
-        const queue = actor(redis, freshNamespace(), "queue:q")
-        await queue.open("s")
-        await queue.send("s", "queue.join", ["p", "1", 0, 0, 0, 60_000, 10_000, 0, 3, 0, 0, 1, 0, 0, 1, 0, ""])
+        const queue = await opened(redis)
         const [, stamp] = await queue.send("s", "queue.offer", ["1", "1 ", "node", 1])
         const before = `n${stamp}-1`
         const text = `f${before.length} ${before}`
@@ -118,9 +124,7 @@ layer(TestServer.layer, live)("jobs that run after others", (it) => {
     Effect.gen(function*() {
       const redis = yield* client(yield* TestServer)
       yield* Effect.promise(async () => {
-        const queue = actor(redis, freshNamespace(), "queue:q")
-        await queue.open("s")
-        await queue.send("s", "queue.join", ["p", "1", 0, 0, 0, 60_000, 10_000, 0, 3, 0, 0, 1, 0, 0, 1, 0, ""])
+        const queue = await opened(redis)
         let number = 0
         const offer = (values: string, shapes: string) =>
           queue.send("s", "queue.offer", [values, shapes, "node", ++number])

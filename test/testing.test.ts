@@ -360,19 +360,22 @@ it.live("what was recorded outlives a SIGKILL", () =>
     ])
   }).pipe(Effect.scoped))
 
-it.live("a program prints what it likes beside its events", () =>
-  Effect.gen(function*() {
-    const { directory } = yield* workspace
+/** A program that can `emit`. */
+const programOf = (source: string) =>
+  Effect.map(workspace, ({ directory }) => {
     const file = path.join(directory, "program.mjs")
     const emitting = new URL("../src/testing/Program.ts", import.meta.url).href
-    fs.writeFileSync(
-      file,
-      `import { emit } from ${JSON.stringify(emitting)}
+    fs.writeFileSync(file, `import { emit } from ${JSON.stringify(emitting)}\n${source}`)
+    return file
+  })
+
+it.live("a program prints what it likes beside its events", () =>
+  Effect.gen(function*() {
+    const file = yield* programOf(`
       console.log(JSON.stringify({ level: "info" }))
       process.stdout.write("prompt> ")
       emit({ n: 1 })
-      emit([2])`
-    )
+      emit([2])`)
     const child = yield* Process.spawn(file)
     yield* child.exit
     assert.deepStrictEqual(child.received, [{ n: 1 }, [2]])
@@ -381,16 +384,10 @@ it.live("a program prints what it likes beside its events", () =>
 
 it.live("an event arrives whatever its texts contain, also behind the last line end", () =>
   Effect.gen(function*() {
-    const { directory } = yield* workspace
-    const file = path.join(directory, "program.mjs")
-    const emitting = new URL("../src/testing/Program.ts", import.meta.url).href
     const events = ["a\u2028b", "a\u2029b", "a\r\nb", "\u001e", "é".repeat(70_000)].map((text) => ({ text }))
-    fs.writeFileSync(
-      file,
-      `import { emit } from ${JSON.stringify(emitting)}
+    const file = yield* programOf(`
       for (const event of ${JSON.stringify(events)}) emit(event)
-      process.stdout.write("a last line\\rthat does not end")`
-    )
+      process.stdout.write("a last line\\rthat does not end")`)
     const child = yield* Process.spawn(file)
     yield* child.exit
     assert.deepStrictEqual(child.received, events)
@@ -399,17 +396,11 @@ it.live("an event arrives whatever its texts contain, also behind the last line 
 
 it.live("a program has ended though one that it has started keeps its output open", () =>
   Effect.gen(function*() {
-    const { directory } = yield* workspace
-    const file = path.join(directory, "program.mjs")
-    const emitting = new URL("../src/testing/Program.ts", import.meta.url).href
-    fs.writeFileSync(
-      file,
-      `import { spawn } from "node:child_process"
-      import { emit } from ${JSON.stringify(emitting)}
+    const file = yield* programOf(`
+      import { spawn } from "node:child_process"
       const { pid } = spawn("sleep", ["60"], { stdio: "inherit", detached: true })
       emit({ pid })
-      process.stdout.write("a last line", () => process.exit(3))`
-    )
+      process.stdout.write("a last line", () => process.exit(3))`)
     const child = yield* Process.spawn<{ readonly pid: number }>(file)
     const { pid } = yield* child.waitFor(() => true)
     yield* Effect.addFinalizer(() => Effect.sync(() => process.kill(pid, "SIGKILL")))

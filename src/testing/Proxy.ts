@@ -188,7 +188,7 @@ class Pair {
   readonly #waiting: Array<Exclude<Verdict, "drop" | "blackhole"> | "swallow"> = []
   readonly #requests = serial()
   readonly #replies = serial()
-  // End what is held back.
+  // Functions that end the delays of what is held back.
   readonly #hurry = new Set<() => void>()
   // Whether it does not speak Redis's protocol, as with TLS.
   #opaque: boolean | undefined

@@ -71,7 +71,7 @@ const perBefore = 256
 const weightOf = ({ wish: { after, body } }: Item): number =>
   after === undefined ? body.length : body.length + after.length * perBefore
 
-// Both times begin with the offer, so each try has what is left of them. They are the only numbers behind these letters.
+// The delay and the time to expire begin with the offer, so each try has what is left of them. The letters d and e have no other numbers.
 const afterWait = (wish: Wish, millis: number): Wish => {
   const more = wish.more.replace(/([de])(\d+)/g, (_, letter, time) => `${letter}${Math.max(0, time - millis)}`)
   return more === wish.more ? wish : { ...wish, more }

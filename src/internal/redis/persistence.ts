@@ -211,7 +211,7 @@ class Subscriber {
     this.#heart = this.#io.after(5000, () => {
       this.#beat(connection)
       if (!connection.isReady()) return
-      // Nobody else would notice that a permission was missing for a while.
+      // A subscriber does not notice that its permission was missing for a while.
       for (const [name, channel] of this.#channels) if (channel.isRefused) this.#send(connection, name, channel)
       connection.send("PING", [], this.#connections.commandTimeout).catch((error: RedisError) =>
         resetLate(connection, error)

@@ -37,6 +37,8 @@ export class Sums<E> {
   // The bound of the first addition that was not sent is over.
   #isDue = false
   #closed = false
+  // Nothing is added any more.
+  #isOver = false
   // While it is being closed: how long it waits, by the clock of the kernel.
   #until = Number.POSITIVE_INFINITY
   // Nothing waits for what is being sent any more, and if the coordinator was closed, it is not made again.
@@ -54,6 +56,12 @@ export class Sums<E> {
   }
 
   add(by: number): void {
+    const { kind, name, namespace } = this.#options.place
+    if (this.#isOver) {
+      throw new Error(
+        `The scope of these additions to ${describe(kind, name, namespace)} is closed: nothing sends them`
+      )
+    }
     const sum = this.#sum + by
     // Both parts are exact; the rest goes with the next sum.
     if (!Number.isSafeInteger(sum)) throw new RangeError("additions that wait to be sent must be exact in sum")
@@ -152,6 +160,7 @@ export class Sums<E> {
    */
   readonly close: Effect.Effect<void> = Effect.suspend(() => {
     const { place: { channel, key, space: { kernel } } } = this.#options
+    this.#isOver = true
     this.#timer?.cancel()
     const patience = channel.patience()
     if (patience === 0) {
