@@ -190,19 +190,17 @@ export class Outbox implements Sender {
     while (this.#inFlight === undefined && this.#queue.length > 0) {
       const session = this.#keeper.current()
       if (session === undefined) return this.#keeper.open()
-      let batch = this.#take()
+      const taken = this.#take()
+      const batch: Array<Request> = []
       const ends: Array<() => void> = []
-      for (const request of batch) {
+      for (const request of taken) {
         request.queued = false
         const end = (request.knownFor === undefined ? undefined : this.#date(request, request.knownFor)) ??
           request.lapses?.()
-        if (end === undefined) continue
-        request.cancelled = true
-        ends.push(end)
+        if (end !== undefined) ends.push(end)
+        else if (request.cancelled !== true) batch.push(request)
       }
-      const count = batch.length
-      batch = batch.filter(({ cancelled }) => cancelled !== true)
-      this.#discarded = Math.max(0, this.#discarded - count + batch.length)
+      this.#discarded = Math.max(0, this.#discarded - taken.length + batch.length)
       if (batch.length > 0) this.#begin(session, batch)
       // Their callers go on at once, and the session can be lost with that: the batch has to be known by then.
       for (const end of ends) end()
