@@ -100,6 +100,8 @@ export interface Client {
     request: Request,
     use: (log: Log) => Effect.Effect<A, E, R>
   ) => Effect.Effect<A, E | typeof gaveUp, R>
+  /** Waits for so many milliseconds. Simulations end the wait at any moment. */
+  readonly pause: (millis: number) => Effect.Effect<void>
   /**
    * Runs a request to hold one thing, or all of several: `take` is given the body, and is a form of the library that runs it
    * while they are held. Its outcome is recorded and never fails.
@@ -233,6 +235,7 @@ export const clientOf = (tools: Tools): Client => {
       }),
     follow,
     pursue: (request, use) => follow(request, (log) => interruptible(use(log))),
+    pause: (millis) => Effect.ignore(interruptible(Effect.sleep(millis))),
     hold: Effect.fnUntraced(function*(requests, take) {
       const all = requests.map(ask)
       const chance = random()

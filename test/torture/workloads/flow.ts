@@ -120,9 +120,10 @@ const handled = (client: Client, body: string) =>
       }))
   })
 
-/** Works until the scope closes, despite all failures. */
+/** Works until the scope closes, despite all failures. Simulations interrupt the handlers at any moment. */
 const working = (client: Client, queue: Queue) =>
   queue.run((body) => handled(client, body), { concurrency: 4, attempts: 2, retry: Schedule.spaced(80) }).pipe(
+    Effect.raceFirst(client.pause(Number.POSITIVE_INFINITY)),
     Effect.catch(() => Effect.sleep(100)),
     Effect.forever,
     Effect.forkScoped

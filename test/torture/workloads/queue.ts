@@ -170,7 +170,7 @@ export const running = (
   return client.follow(about(queue, "run"), ({ tell }) =>
     Effect.raceFirst(
       working,
-      Effect.flatMap(Effect.sleep(stays), () => {
+      Effect.flatMap(client.pause(stays), () => {
         // A job that takes longer than workers stay would never be done.
         if (client.stopping()) return Effect.never
         tell("stops", run, grace)

@@ -177,18 +177,21 @@ const running = (client: Client, topic: Topic, group: string, often: number, ord
 
 /** Acknowledges explicitly, returns some events at once or later, and leaves now and then without having handled all. */
 const consuming = (client: Client, topic: Topic, group: string) =>
-  Stream.runForEach(
-    topic.consume({ group, from: "beginning", prefetch: 8 }),
-    ({ acknowledge, element, lost, retry }) => {
-      if (element._tag === "Gap") return gapped(client, topic, group, element)
-      const way = client.random()
-      const returned = retry(way < 0.1 ? undefined : client.random() * 300)
-      return Effect.raceFirst(
-        Effect.ignore(handled(client, topic, group, element as Event, way < 0.2, way < 0.2 ? returned : acknowledge)),
-        lost
-      )
-    }
-  ).pipe(Effect.timeoutOption(500 + client.random() * 4000))
+  Effect.raceFirst(
+    Stream.runForEach(
+      topic.consume({ group, from: "beginning", prefetch: 8 }),
+      ({ acknowledge, element, lost, retry }) => {
+        if (element._tag === "Gap") return gapped(client, topic, group, element)
+        const way = client.random()
+        const returned = retry(way < 0.1 ? undefined : client.random() * 300)
+        return Effect.raceFirst(
+          Effect.ignore(handled(client, topic, group, element as Event, way < 0.2, way < 0.2 ? returned : acknowledge)),
+          lost
+        )
+      }
+    ),
+    client.pause(500 + client.random() * 4000)
+  )
 
 const groups = ["ordered", "unordered"]
 
@@ -196,7 +199,10 @@ const members = Effect.fnUntraced(function*(client: Client, topic: Topic) {
   yield* forever(Effect.suspend(() => running(client, topic, "ordered", 0.05, "key")))
   yield* forever(Effect.suspend(() =>
     client.random() < 0.5
-      ? Effect.timeoutOption(running(client, topic, "unordered", 0.2, undefined), 500 + client.random() * 4000)
+      ? Effect.raceFirst(
+        running(client, topic, "unordered", 0.2, undefined),
+        client.pause(500 + client.random() * 4000)
+      )
       : consuming(client, topic, "unordered")
   ))
   // Retention may remove events that are published before all shards have the groups.
