@@ -181,10 +181,14 @@ it.effect("the proxy is in the mode that was asked for last", () =>
     assert.strictEqual(yield* connecting, "ECONNREFUSED")
   }), timeout)
 
-it.effect("the proxy refuses ports and delays that are none", () =>
+it.effect("the proxy refuses ports, delays and verdicts that are none", () =>
   Effect.gen(function*() {
     const front = yield* proxy({ port: 6379 })
+    const held = yield* front.hold(() => true)
     const attempts = [
+      front.once(() => true, "dropped" as never),
+      front.once(() => true, undefined as never),
+      held.release("dropped" as never),
       ...[0, -1, 1.5, 70_000, Number.NaN, "6379" as never].flatMap((port) => [proxy({ port }), front.retarget(port)]),
       ...[-1, Number.NaN, 1e10, "5" as never].flatMap((time) => [
         front.delay({ requests: time }),

@@ -71,7 +71,7 @@ it("the search needs a key for states that are objects", () => {
   assert.strictEqual(Linearizability.check(keyed, history)._tag, "Linearizable")
 })
 
-it("the search distinguishes states by their types, and refuses times that are none", () => {
+it("the search distinguishes states by their types, and refuses times and bounds that are none", () => {
   const register: Linearizability.Model<string | number, readonly ["write" | "read", string | number]> = {
     initial: 0,
     step: (state, [verb, value]) => verb === "write" ? value : value === state ? state : undefined
@@ -98,6 +98,9 @@ it("the search distinguishes states by their types, and refuses times that are n
       () => Linearizability.check(register, [{ input: ["read", 0], ...times as { start: number } }]),
       RangeError
     )
+  }
+  for (const maxSteps of [0, -1, Number.NaN]) {
+    assert.throws(() => Linearizability.check(register, [], { maxSteps }), RangeError)
   }
 })
 

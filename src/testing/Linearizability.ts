@@ -316,6 +316,7 @@ export const check = <State, Input>(
   const answered = byStart.filter(({ end }) => end !== undefined)
   const others = byStart.filter(({ end }) => end === undefined)
   let left = options?.maxSteps ?? 10_000_000
+  if (!(left >= 1)) throw new RangeError("maxSteps must be a number from 1 on")
   const mayStep = () => left-- > 0
   // Few of those without an answer explain most histories, and there are many orders of many.
   for (let mostInRow = 0;; mostInRow = Math.max(1, 2 * mostInRow)) {

@@ -47,8 +47,10 @@ export interface Request {
   readonly connection: number
 }
 
+const verdicts = ["pass", "drop", "dropReply", "garbleReply", "blackhole", "blackholeReply", "duplicate"] as const
+
 /**
- * The fate of a request:
+ * The fate of a request; any other word is a defect (`RangeError`):
  * - `pass`
  * - `drop`: it never reaches the server; the connection is reset
  * - `dropReply`: the server executes it; the connection is reset in place of the reply
@@ -60,7 +62,7 @@ export interface Request {
  * @category models
  * @since 0.1.0
  */
-export type Verdict = "pass" | "drop" | "dropReply" | "garbleReply" | "blackhole" | "blackholeReply" | "duplicate"
+export type Verdict = typeof verdicts[number]
 
 /**
  * Decides what becomes of each request.
@@ -165,6 +167,13 @@ const portOf = (port: number): number => {
   return within(port, "port", 1, 65_535)
 }
 
+const verdictOf = (verdict: Verdict): Verdict => {
+  if (!verdicts.includes(verdict)) {
+    throw new RangeError(`a verdict must be one of ${verdicts.join(", ")}: not ${verdict}`)
+  }
+  return verdict
+}
+
 /** Runs tasks one after another. A task that throws fails the process: a test must not go on without its fault. */
 const serial = () => {
   let tail: Promise<void> = Promise.resolve()
@@ -173,10 +182,10 @@ const serial = () => {
   }
 }
 
-const judge = (state: State, request: Request): Verdict | Promise<Verdict> => {
+const judge = async (state: State, request: Request): Promise<Verdict> => {
   const at = state.rules.findIndex((rule) => rule.predicate(request))
   const [rule] = at < 0 ? [] : state.rules.splice(at, 1)
-  return rule?.hook(request) ?? state.hook?.(request) ?? "pass"
+  return verdictOf(await (rule?.hook(request) ?? state.hook?.(request) ?? "pass"))
 }
 
 /** One connection of a client, and the one to the server behind it. */
@@ -339,7 +348,7 @@ const intercept = (state: State, predicate: (request: Request) => boolean, decid
     })
     return {
       request: Deferred.await(arrived),
-      release: (verdictNow: Verdict = "pass") => Effect.sync(() => verdict.resolve(verdictNow))
+      release: (verdictNow: Verdict = "pass") => Effect.sync(() => verdict.resolve(verdictOf(verdictNow)))
     }
   })
 
@@ -441,7 +450,11 @@ export const make = (target: { readonly port: number }): Effect.Effect<Proxy, ne
         Effect.sync(() => {
           state.hook = hook
         }),
-      once: (predicate, verdict) => Effect.map(intercept(state, predicate, verdict), ({ request }) => request),
+      once: (predicate, verdict) =>
+        Effect.map(
+          Effect.suspend(() => intercept(state, predicate, verdictOf(verdict))),
+          ({ request }) => request
+        ),
       hold: (predicate) => intercept(state, predicate, undefined),
       retarget: (port) =>
         Effect.sync(() => {
