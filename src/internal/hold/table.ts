@@ -9,6 +9,9 @@ interface Named {
 
 const least = 16
 
+// So many slots stay: as many claims may come again in the next turn.
+const kept = 1024
+
 /** Open addressing with linear probing. */
 export class Table<A extends Named> {
   #slots: Array<A | undefined> = new Array(least).fill(undefined)
@@ -53,7 +56,7 @@ export class Table<A extends Named> {
       at = next
     }
     slots[at] = undefined
-    if (slots.length > least && 8 * this.#size < slots.length) this.#resize(slots.length / 2)
+    if (slots.length > kept && 8 * this.#size < slots.length) this.#resize(slots.length / 2)
   }
 
   /** One that fits, if any does. */
