@@ -34,6 +34,8 @@ const longest = [
   "connection",
   "support",
   "limits",
+  "heartbeats",
+  "straight.actor",
   "Queue.groups.actor"
 ].map((name) => join(import.meta.dirname, "test", name))
 
