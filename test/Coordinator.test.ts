@@ -5,6 +5,7 @@ import {
   Config,
   ConfigProvider,
   Context,
+  Deferred,
   Duration,
   Effect,
   Exit,
@@ -37,7 +38,7 @@ import { freshNamespace, holding, node, onNode, short, TestServer, withNode } fr
 import { remainsOf } from "./support/namespace.ts"
 import { waits } from "./support/requests.ts"
 import { standalone } from "./support/servers.ts"
-import { lose, several } from "./support/several.ts"
+import { lose, on, several } from "./support/several.ts"
 
 layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("Coordinator", (it) => {
   it.effect("shows its sessions and their transitions", () =>
@@ -190,6 +191,36 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("C
       assert.isDefined(lines.find((line) => line.includes("and 200 holds with it")), lines.join("\n"))
       assert.strictEqual(lines.filter((line) => line.includes("lock \"lock ") && line.includes("was lost")).length, 10)
     }))
+
+  it.effect("ends the sessions of other lengths of lease when they are not used any more", () =>
+    several(1, ([a], namespace, server) =>
+      Effect.gen(function*() {
+        const { sessions } = Context.get(a!, Coordinator.Coordinator)
+        const opened = Effect.map(sessions, (all) => all.filter(({ state }) => state === "open").length)
+        const inRedis = Effect.map(
+          server.cli("HKEYS", `{${namespace}:00}:sessions`),
+          (fields) => fields.split("\n").filter((field) => field.startsWith("s")).length
+        )
+        const leave = yield* Deferred.make<void>()
+        const held = yield* on(
+          a!,
+          Effect.forkChild(Lock.withLock(Deferred.await(leave), "held", { lease: "600 millis" }))
+        )
+        const waiting = yield* on(a!, Effect.forkChild(Lock.withLock(Effect.void, "held", { lease: "700 millis" })))
+        yield* waits(server, namespace, "lock:held", 1)
+        for (let more = 0; more < 10; more++) {
+          yield* on(a!, Lock.withLock(Effect.void, "a", { lease: 300 + more }))
+        }
+        yield* eventually(Effect.map(opened, (count) => assert.strictEqual(count, 3)))
+        yield* eventually(Effect.map(inRedis, (count) => assert.strictEqual(count, 3)))
+        assert.isUndefined(held.pollUnsafe())
+        yield* Deferred.succeed(leave, undefined)
+        yield* Fiber.join(held)
+        yield* Fiber.join(waiting)
+        yield* eventually(Effect.map(inRedis, (count) => assert.strictEqual(count, 1)))
+        // They are opened again.
+        yield* on(a!, Lock.withLock(Effect.void, "a", { lease: 300 }))
+      })))
 
   it.effect("says why it could not be built, when Redis refuses all the time", () =>
     Effect.gen(function*() {

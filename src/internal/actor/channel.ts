@@ -238,6 +238,7 @@ export class Channel implements Beating, First, Guarded {
   readonly beat = (): Session | undefined => {
     const { session } = this
     if (session === undefined || session.expireIfDue()) return undefined
+    if (this.#isOver()) return this.#rest(session)
     this.tenant.beat(session)
     const { askedAt, due } = this.#mailbox!
     if (due <= session.read) {
@@ -254,6 +255,17 @@ export class Channel implements Beating, First, Guarded {
     }))
     this.#wake(session)
     return undefined
+  }
+
+  // A program can choose a length of lease for each hold: the sessions of those lengths would be more and more.
+  #isOver(): boolean {
+    const { first, settings } = this.#office
+    return this.lease !== settings.lease && first() !== this && !this.isUsed() && this.outbox.isIdle
+  }
+
+  #rest(session: Session): undefined {
+    this.lose(session, "closed")
+    this.#former.end(session.id)
   }
 
   /** It was renewed with others, by a call that was sent at that time. */

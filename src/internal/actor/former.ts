@@ -26,6 +26,12 @@ export class Former {
     if (margin !== undefined) void transport.sleep(margin + 1).then(() => this.#retire())
   }
 
+  /** Ends one that has nothing. */
+  end(id: string): void {
+    this.#sessions.set(id, 0)
+    void this.#retire()
+  }
+
   /** Those that may be ended now. Few at a time: the others expire by themselves. */
   due(): ReadonlyArray<string> {
     const now = this.#office.io.now()
