@@ -296,24 +296,19 @@ const lightenLater = (hold: Hold): void => {
   })
 }
 
-/** One effect more writes under a read lock, unless others read or write there. */
-const upgrade = (reading: Hold): Effect.Effect<Writer | undefined, ReadWriteLockError> =>
-  Effect.withFiber<Writer | undefined, ReadWriteLockError>((fiber) => {
+/** One effect more writes under a read lock, unless others read or write there. Answers whether it does. */
+const upgrade = (reading: Hold, writer: Writer): Effect.Effect<boolean, ReadWriteLockError> =>
+  Effect.withFiber<boolean, ReadWriteLockError>((fiber) => {
     const changes = changesOf(reading)
-    if (isBeside(fiber, changes)) return Effect.undefined
-    const writer = new Writer()
+    if (isBeside(fiber, changes)) return Effect.succeed(false)
     changes.writers.add(writer)
-    if (isHeavy(reading)) return Effect.succeed(writer)
+    if (isHeavy(reading)) return Effect.succeed(true)
     return Effect.flatMap(reweigh(reading, "write"), (outcome) =>
       outcome === "absent"
         ? Effect.fail(fail(reading.lossError("closed")))
-        : Effect.succeed(outcome === "granted" ? writer : undefined)).pipe(
+        : Effect.succeed(outcome === "granted")).pipe(
         Effect.onExit((exit) => {
-          if (Exit.isSuccess(exit)) {
-            return exit.value === undefined
-              ? lighten(reading, writer, exit, false)
-              : Effect.void
-          }
+          if (Exit.isSuccess(exit)) return exit.value ? Effect.void : lighten(reading, writer, exit, false)
           // Redis may still make it heavier, unless the hold is lost.
           const lost = Cause.findErrorOption(exit.cause).pipe(
             Option.exists(({ reason }) => reason._tag === "LeaseLost")
@@ -397,14 +392,16 @@ const withMode = <A, E, R>(
     take: (place) =>
       Effect.map(withHold(body, taking(place, mode, wait, options)), (result) => result ?? Option.none()),
     upgraded: (reading) =>
-      Effect.acquireUseRelease(
-        upgrade(reading),
-        (writer) =>
-          writer === undefined
-            ? refused(reading, wait)
-            : withinHold(Effect.andThen(begin(writer), body), reading, fail),
-        (writer, exit) => writer === undefined ? Effect.void : lighten(reading, writer, exit)
-      )
+      Effect.suspend(() => {
+        const writer = new Writer()
+        return Effect.onExit(
+          Effect.flatMap(
+            upgrade(reading, writer),
+            (writes) => writes ? withinHold(Effect.andThen(begin(writer), body), reading, fail) : refused(reading, wait)
+          ),
+          (exit) => lighten(reading, writer, exit)
+        )
+      })
   })
 }
 
@@ -419,16 +416,20 @@ const acquireMode = (
     share: (shared) => Effect.asSome(acquiring.shareScoped(shared)),
     take: (place) => Effect.map(acquiring.acquireScoped(taking(place, mode, wait, options)), Option.fromUndefinedOr),
     upgraded: (reading) =>
-      Effect.flatMap(
-        Effect.acquireRelease(
-          upgrade(reading),
-          (writer, exit) => writer === undefined ? Effect.void : lighten(reading, writer, exit)
-        ),
-        (writer) =>
-          writer === undefined
-            ? refused(reading, wait)
-            : Effect.asSome(Effect.andThen(begin(writer), acquiring.shareScoped(reading)))
-      )
+      Effect.suspend(() => {
+        const writer = new Writer()
+        return Effect.flatMap(
+          Effect.andThen(
+            // Before it is asked: it may be interrupted at the moment of the answer.
+            Effect.addFinalizer((exit) => lighten(reading, writer, exit)),
+            upgrade(reading, writer)
+          ),
+          (writes) =>
+            writes
+              ? Effect.asSome(Effect.andThen(begin(writer), acquiring.shareScoped(reading)))
+              : refused(reading, wait)
+        )
+      })
   })
 
 /** A claim that waits is granted in the end. */

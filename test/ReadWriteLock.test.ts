@@ -330,6 +330,16 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("R
               "the answer"
             )
             assert.include(["Timeout", "ConnectionLost", "NotConnected"], refused.reason._tag)
+            // It is interrupted as any other wait is.
+            const upgrades = [
+              ReadWriteLock.withWriteLock(Effect.void, "a"),
+              Effect.scoped(ReadWriteLock.acquireWrite("a"))
+            ]
+            for (const upgrade of upgrades) {
+              const began = performance.now()
+              assert.isTrue(Option.isNone(yield* Effect.timeoutOption(upgrade, "50 millis")))
+              assert.isBelow(performance.now() - began, 200)
+            }
             yield* line.pass
             yield* eventually(Effect.map(reading, Option.isSome))
             yield* ReadWriteLock.withWriteLock(Effect.map(reading, (found) => assert.isTrue(Option.isNone(found))), "a")
