@@ -199,10 +199,11 @@ export const maxHoldOf = (place: Place, options: WaitOptions | undefined): Durat
   options?.maxHold ?? place.space.maxHold
 
 /** Wrong options are refused, also where nothing has to be waited for. */
-export const check = (options: WaitOptions | undefined): void => {
+export const check = (options: (WaitOptions & { readonly reentrant?: boolean | undefined }) | undefined): void => {
   if (options?.wait !== undefined) duration(options.wait, "wait")
   if (options?.maxHold !== undefined) duration(options.maxHold, "maxHold")
   if (options?.release !== undefined) oneOf(options.release, "release", releases)
+  for (const what of ["cached", "reentrant"] as const) oneOf(options?.[what] ?? false, what, [true, false])
 }
 
 const newHold = <E, A>(acquiring: Acquire<E, A>): Hold => {
