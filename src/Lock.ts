@@ -17,7 +17,8 @@
  * - This is a lease: see `Lease` for what it cannot promise, and `Fence` for what to do about it.
  * - Without `wait`, a lock is waited for as long as it takes, also while Redis is away.
  * - Two locks that are nested in different orders by different fibers can deadlock. `withLocks` takes several without
- *   that risk.
+ *   that risk, unless the fiber holds one already.
+ * - The effect of a `with...` form runs in a fiber of its own: children that it forks end with it.
  *
  * **Example** (One of many processes at a time)
  *
@@ -299,7 +300,7 @@ const lockAll = <A, E, R>(
 
 /**
  * Runs an effect while holding several locks, named in any order: all of them, or none. They are taken in one order everywhere,
- * so that two of these never deadlock. `wait` is for all of them together.
+ * so that two of these never deadlock, unless the fiber of one holds a lock already. `wait` is for all of them together.
  *
  * @category combinators
  * @since 0.1.0

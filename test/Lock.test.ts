@@ -207,6 +207,20 @@ layer(TestServer.layer, live)("Lock", (it) => {
       })
     ))
 
+  it.effect("nests thousands of times, and is free afterwards", () =>
+    withNode(() =>
+      Effect.gen(function*() {
+        const nested = (levels: number): Effect.Effect<string, Lock.LockError, Coordinator.Coordinator> =>
+          levels === 0
+            ? Effect.map(Effect.yieldNow, () => "inside")
+            : Effect.gen(function*() {
+              return yield* Lock.withLock(nested(levels - 1), "a", { reentrant: true })
+            })
+        assert.strictEqual(yield* nested(5000), "inside")
+        assert.isTrue(Option.isNone(yield* Lock.holder("a")))
+      })
+    ))
+
   it.effect("is held until its last user has left", () =>
     withNode((namespace) =>
       Effect.gen(function*() {
@@ -529,6 +543,8 @@ layer(TestServer.layer, live)("Lock", (it) => {
           Lock.withLock(Effect.void, "a", { wait: Number.NaN }),
           Lock.withLock(Effect.void, "a", { maxHold: -1 }),
           Lock.withLock(Effect.void, "a", { release: "later" as never }),
+          Lock.withLock(Effect.void, "a", { reentrant: "no" as never }),
+          Lock.withLock(Effect.void, "a", { cached: 0 as never }),
           Lock.withLocks(Effect.void, ["a", ""]),
           Effect.scoped(Lock.acquire("")),
           Effect.scoped(Lock.acquireIfAvailable(""))
@@ -564,6 +580,19 @@ layer(TestServer.layer, live)("Lock", (it) => {
         yield* eventually(Effect.map(keys(namespace), (keys) => keys.length > 0))
         yield* Fiber.interrupt(fiber)
         assert.deepStrictEqual(order, ["finalizer, 1 held", "after, 0 held"])
+        const [started, broken] = [yield* Deferred.make<void>(), new Error("broken")]
+        const failing = yield* Effect.forkChild(
+          Effect.andThen(Deferred.succeed(started, undefined), Effect.never).pipe(
+            Effect.ensuring(Effect.die(broken)),
+            Lock.withLock("a")
+          )
+        )
+        yield* Deferred.await(started)
+        yield* Fiber.interrupt(failing)
+        const exit = yield* Fiber.await(failing)
+        assert.isTrue(Exit.hasInterrupts(exit))
+        const reasons = Exit.isFailure(exit) ? exit.cause.reasons : []
+        assert.isTrue(reasons.some((reason) => reason._tag === "Die" && reason.defect === broken))
       })
     ))
 

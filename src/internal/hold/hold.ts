@@ -68,7 +68,8 @@ export class Hold extends Entry implements Lease {
   surrendering: Promise<void> | undefined = undefined
   /** The membership that it ends with. */
   readonly member: Membership | undefined
-  #observers: Array<() => void> | undefined = undefined
+  // One, or several: a hold can have many users.
+  #observers: (() => void) | Set<() => void> | undefined = undefined
   #calm: Array<() => void> | undefined = undefined
   #ended: Array<() => void> | undefined = undefined
 
@@ -132,14 +133,16 @@ export class Hold extends Entry implements Lease {
 
   /** Calls `f` once: when the hold is lost, or at once if it has been lost. */
   onLoss(f: () => void): void {
+    const observers = this.#observers
     if (this.loss !== undefined) f()
-    else if (this.#observers === undefined) this.#observers = [f]
-    else this.#observers.push(f)
+    else if (observers === undefined) this.#observers = f
+    else if (observers instanceof Set) observers.add(f)
+    else this.#observers = new Set([observers, f])
   }
 
   offLoss(f: () => void): void {
-    const at = this.#observers?.indexOf(f) ?? -1
-    if (at >= 0) this.#observers!.splice(at, 1)
+    if (this.#observers === f) this.#observers = undefined
+    else if (this.#observers instanceof Set) this.#observers.delete(f)
   }
 
   lose(reason: EndReason): void {
@@ -147,7 +150,8 @@ export class Hold extends Entry implements Lease {
     this.loss = reason
     const observers = this.#observers
     this.#observers = undefined
-    if (observers !== undefined) { for (const f of observers) f() }
+    if (observers instanceof Set) { for (const f of observers) f() }
+    else observers?.()
   }
 
   /** A protected program has ended. */

@@ -10,6 +10,8 @@ import type { Place } from "./place.ts"
 interface Holding {
   readonly hold: Hold
   readonly outer: Holding | undefined
+  /** How many there are, with this one. */
+  readonly depth: number
   /** The fiber of a protected program, and the one that waits for it. */
   body?: AnyFiber | undefined
   readonly parent?: AnyFiber | undefined
@@ -38,9 +40,13 @@ const innermostOf = (
 
 const prune = (holdings: Holding | undefined) => innermostOf(holdings, ({ hold }) => hold.active)
 
+const depthIn = (outer: Holding | undefined): number => outer === undefined ? 1 : outer.depth + 1
+
 /** A context under one hold more. */
-export const under = <R>(context: Context.Context<R>, hold: Hold): Context.Context<R> =>
-  Context.add(context, Holdings, { hold, outer: prune(Context.get(context, Holdings)) })
+export const under = <R>(context: Context.Context<R>, hold: Hold): Context.Context<R> => {
+  const outer = prune(Context.get(context, Holdings))
+  return Context.add(context, Holdings, { hold, outer, depth: depthIn(outer) })
+}
 
 /** Runs an effect in a region whose end does not end what the fiber has acquired in it. */
 export const across = <A, E, R>(
@@ -146,6 +152,13 @@ export const findHold = (fiber: Fiber.Fiber<unknown, unknown>, place: Place): Ho
   return findAcquired(fiber, (hold) => isOf(hold, place))?.hold
 }
 
+// A program starts on the stack of the one that waits for it, and ends below it. Some thousand levels would be too many.
+const mostLevels = 64
+
+/** Lets a program begin and end on stacks of its own. */
+const apartFromStack = <A, E, R>(self: Effect.Effect<A, E, R>): Effect.Effect<A, E, R> =>
+  Effect.ensuring(Effect.andThen(Effect.yieldNow, self), Effect.yieldNow)
+
 /** Starts a program under holds, in a fiber that `parent` waits for. */
 export const start = <A, E, R>(
   program: Effect.Effect<A, E, R>,
@@ -155,10 +168,11 @@ export const start = <A, E, R>(
 ): Fiber.Fiber<A, E> => {
   const around = prune(Context.get(context, Holdings))
   let inner = around
-  for (const hold of holds) inner = { hold, outer: inner, body: undefined, parent }
+  for (const hold of holds) inner = { hold, outer: inner, depth: depthIn(inner), body: undefined, parent }
+  const isDeep = inner !== undefined && inner.depth % mostLevels === 0
   return Effect.runForkWith(Context.add(context, Holdings, inner))(Effect.withFiber((fiber) => {
     for (let at = inner; at !== undefined && at !== around; at = at.outer) at.body = fiber
-    return program
+    return isDeep ? apartFromStack(program) : program
   }))
 }
 

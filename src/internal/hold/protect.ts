@@ -185,13 +185,12 @@ const protecting = <A, E, R, E2>(
     if (!hold.active) return Effect.fail(fail(hold.lossError()))
     context = guarded(context, hold.session!)
   }
-  for (const hold of holds) hold.protecting++
   // The span of the first hold is around those of the others, as its time is.
   const body = holds.reduceRight(
     (inner, { key, kind }) => spanned(parent, inner, `lockstep.${kind}.hold`, kind, key),
     self
   )
-  const child = start(body, context as Context.Context<R>, holds, parent)
+  const child = started(body, context as Context.Context<R>, holds, parent)
   const done = child.pollUnsafe()
   if (done !== undefined) {
     for (const hold of holds) hold.unprotect()
@@ -205,13 +204,37 @@ const protecting = <A, E, R, E2>(
     () => {
       // An interruption has ended the wait for it, or has skipped that.
       if (child.pollUnsafe() === undefined) {
-        return Effect.andThen(Fiber.interrupt(child), Effect.sync(() => end(holds, interrupt, timer)))
+        return Effect.andThen(
+          Fiber.interrupt(child),
+          Effect.suspend(() => {
+            end(holds, interrupt, timer)
+            return unexpected(child.pollUnsafe()!)
+          })
+        )
       }
       end(holds, interrupt, timer)
       return undefined
     },
     true
   )
+}
+
+/** Starts a program, and counts it. That fails where the stack is too deep. */
+const started: typeof start = (program, context, holds, parent) => {
+  for (const hold of holds) hold.protecting++
+  try {
+    return start(program, context, holds, parent)
+  } catch (cause) {
+    for (const hold of holds) hold.unprotect()
+    throw cause
+  }
+}
+
+/** What an effect has failed with that was only to be interrupted, as its finalizers can. */
+const unexpected = <E>(exit: Exit.Exit<unknown, E>): Effect.Effect<void, E> => {
+  if (Exit.isSuccess(exit)) return Effect.void
+  const others = exit.cause.reasons.filter((reason) => !Cause.isInterruptReason(reason))
+  return others.length === 0 ? Effect.void : Effect.failCause(Cause.fromReasons(others))
 }
 
 const end = (holds: ReadonlyArray<Hold>, interrupt: () => void, timer: Fiber.Fiber<void> | undefined): void => {
