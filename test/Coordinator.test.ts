@@ -139,6 +139,54 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("C
       }).pipe(Effect.scoped, Effect.provideService(Metric.MetricRegistry, new Map()))
     }))
 
+  it.effect("counts overruns of the margin of the coordinator when that is closed, for any length of lease", () =>
+    Effect.gen(function*() {
+      const { url } = yield* TestServer
+      const count = Effect.map(Metric.value(Metrics.overruns), ({ count }) => count)
+      const overrunsOf = Effect.fnUntraced(function*(lease: Duration.Input | undefined, cleanUp: Duration.Input) {
+        const before = yield* count
+        const scope = yield* Scope.make()
+        const options = { namespace: freshNamespace(), lease: "6 seconds", margin: "600 millis" } as const
+        const context = yield* Scope.provide(node(url, options), scope)
+        const held = yield* Deferred.make<void>()
+        const program = Effect.andThen(Deferred.succeed(held, undefined), Effect.never).pipe(
+          Effect.onInterrupt(() => Effect.sleep(cleanUp)),
+          Lock.withLock("a", { lease })
+        )
+        const fiber = yield* Effect.forkChild(onNode(context)(program))
+        yield* Deferred.await(held)
+        yield* Scope.close(scope, Exit.void)
+        yield* Fiber.await(fiber)
+        return (yield* count) - before
+      })
+      assert.strictEqual(yield* overrunsOf(undefined, "1 second"), 1)
+      assert.strictEqual(yield* overrunsOf("20 seconds", "1 second"), 1)
+      assert.strictEqual(yield* overrunsOf("400 millis", "400 millis"), 0)
+      assert.strictEqual(yield* overrunsOf("400 millis", "1 second"), 1)
+    }).pipe(Effect.provideService(Metric.MetricRegistry, new Map())))
+
+  it.effect("counts an overrun when it is closed before the margin of a loss has passed", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const scope = yield* Scope.make()
+      const options = { namespace: freshNamespace(), lease: "3 seconds", margin: "200 millis" } as const
+      const context = yield* Scope.provide(node(server.url, options), scope)
+      const [held, lost] = [yield* Deferred.make<void>(), yield* Deferred.make<void>()]
+      const program = Effect.andThen(Deferred.succeed(held, undefined), Effect.never).pipe(
+        Effect.onInterrupt(() => Effect.andThen(Deferred.succeed(lost, undefined), Effect.sleep("2 seconds"))),
+        Lock.withLock("a", { lease: "60 seconds" })
+      )
+      const fiber = yield* Effect.forkChild(onNode(context)(program))
+      yield* Deferred.await(held)
+      yield* server.cli("FLUSHALL")
+      yield* onNode(context)(Lock.withLock(Effect.void, "a", { lease: "60 seconds" })).pipe(Effect.forkChild)
+      yield* Deferred.await(lost)
+      yield* Scope.close(scope, Exit.void)
+      assert.isUndefined(fiber.pollUnsafe())
+      assert.strictEqual((yield* Metric.value(Metrics.overruns)).count, 1)
+      yield* Fiber.await(fiber)
+    }).pipe(Effect.provideService(Metric.MetricRegistry, new Map())))
+
   it.effect("counts a wait once, also when its session is lost meanwhile", () =>
     several(2, ([one, two], namespace, server) =>
       Effect.gen(function*() {

@@ -73,7 +73,8 @@ export class Ending {
       }
       this.#guard(hold, () => hold.lose(reason))
     }
-    watchOverruns(this.#kernel, this.#channel().margin, holds)
+    // Closing has watched them since it has begun.
+    if (reason !== "closed") watchOverruns(this.#kernel, this.#channel().margin, holds)
   }
 
   #guard(entry: Entry, callback: () => void): void {
@@ -101,7 +102,8 @@ export class Ending {
     if (held.length > 0) this.#kernel.hooks.metrics.closing()
     // A request that ends a hold says more than its loss.
     for (const hold of held) if (!hold.concluding) hold.lose("closed")
-    watchOverruns(this.#kernel, channel.margin, held)
+    // Not that of the channel, whose lease may have another length: the session lasts for the margin of the coordinator.
+    watchOverruns(this.#kernel, this.#kernel.settings.margin, held)
     // A program that is notified of the end cleans up first, also one that only has a scope.
     await Promise.all([...ending, ...held.map((hold) => hold.ended())])
     await channel.settled()
