@@ -1,6 +1,7 @@
 /** Task groups: one worker for each shard, all the results for waiters, and word of workers that died. */
 import { assert, layer } from "@effect/vitest"
 import { Cause, Deferred, Duration, Effect, Exit, Fiber, Option, Queue, Scheduler, Schema, Scope, Stream } from "effect"
+import { TestClock } from "effect/testing"
 import * as fc from "fast-check"
 import { Coordinator, Lock, TaskGroup, Topic } from "../src/index.ts"
 import { spaceOf } from "../src/internal/hold/place.ts"
@@ -214,6 +215,23 @@ layer(TestServer.layer, live)("a task group", (it) => {
         assert.strictEqual(yield* promptly(Fiber.join(ran), "the worker"), 1)
         assert.deepStrictEqual(arrayOf(yield* two.awaitAll()), [["x", 1]])
       }), { ...timing, lease: "1 second", margin: "200 millis" }))
+
+  it.effect("is awaited under a TestClock, also when Redis is away for a while", () =>
+    behindLine(({ context, line }) =>
+      Effect.gen(function*() {
+        const group = yield* groupOn(context, { shards: 1 })
+        yield* line.blackhole
+        const waiting = yield* Effect.forkChild(Effect.provide(group.awaitAll(), TestClock.layer()), {
+          startImmediately: true
+        })
+        // The question of the waiter was before this one, and has failed too.
+        yield* assertUnanswered([group.snapshot])
+        yield* pending(waiting)
+        yield* line.pass
+        yield* line.closeAll
+        yield* group.run("x", Effect.succeed(1))
+        assert.deepStrictEqual(arrayOf(yield* promptly(Fiber.join(waiting), "the results")), [["x", 1]])
+      }), { ...timing, requestTimeout: "200 millis" }))
 
   it.effect("begins a new round with a reset", () =>
     several(2, ([a, b]) =>

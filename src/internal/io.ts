@@ -89,5 +89,12 @@ export const live: Io = {
 export const exitOf = <A, E>({ run }: Io, effect: Effect.Effect<A, E>): Promise<Exit.Exit<A, E>> =>
   new Promise((resolve) => run(effect).addObserver(resolve))
 
+/** Ends after so many milliseconds, in real time as all timers of these. */
+export const pause = ({ after }: Io, millis: number): Effect.Effect<void> =>
+  Effect.callback((resume) => {
+    const timer = after(millis, () => resume(Effect.void))
+    return Effect.sync(timer.cancel)
+  })
+
 /** The record that connections and coordinators are made with. */
 export const CurrentIo = Context.Reference<Io>("lockstep/Io", { defaultValue: () => live })

@@ -134,6 +134,7 @@ export class Process implements Scheduler.Scheduler, Scheduler.SchedulerDispatch
     this.#services = Context.empty().pipe(
       Context.add(Scheduler.Scheduler, this),
       Context.add(Clock.Clock, clock),
+      Context.add(CurrentIo, this.io),
       Context.add(Random.Random, {
         nextDoubleUnsafe: random,
         nextIntUnsafe: () => Math.floor((random() - 0.5) * 2 * Number.MAX_SAFE_INTEGER)
@@ -238,6 +239,6 @@ export class Process implements Scheduler.Scheduler, Scheduler.SchedulerDispatch
       }
     }
     register(redis, connections)
-    return this.#services.pipe(Context.add(Redis, redis), Context.add(CurrentIo, this.io))
+    return Context.add(this.#services, Redis, redis)
   }
 }

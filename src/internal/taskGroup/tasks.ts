@@ -4,7 +4,6 @@
  */
 
 import * as Effect from "effect/Effect"
-import * as Schedule from "effect/Schedule"
 import type * as Scope from "effect/Scope"
 import { type CoordinatorError, isAway } from "../actor/errors.ts"
 import type { Requests } from "../actor/lua.ts"
@@ -16,6 +15,7 @@ import type { Membership } from "../hold/membership.ts"
 import type { Place } from "../hold/place.ts"
 import { memberQuestion, request } from "../hold/request.ts"
 import { Superseded } from "../hold/superseded.ts"
+import { whileAway } from "../work/patience.ts"
 
 export type Status = "running" | "done" | "failed" | "lost"
 
@@ -314,8 +314,7 @@ export class Tasks {
 
   /** As `read`, for waiters: they ask again while Redis is away, since there may be no other event. Nothing if the group is closed. */
   readWaiting(from: number, wanted: string): Effect.Effect<Page | undefined, CoordinatorError> {
-    return this.read(from, wanted).pipe(
-      Effect.retry({ while: ({ reason }) => isAway(reason) && !this.closed, schedule: Schedule.spaced("1 second") }),
+    return whileAway(this.read(from, wanted), () => !this.closed).pipe(
       Effect.catchIf(({ reason }) => isAway(reason), () => Effect.undefined)
     )
   }

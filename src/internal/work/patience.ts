@@ -1,13 +1,14 @@
 /** When something that has failed is tried again. */
 
 import * as Clock from "effect/Clock"
-import * as Duration from "effect/Duration"
+import type * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import * as Option from "effect/Option"
 import * as Pull from "effect/Pull"
 import * as Schedule from "effect/Schedule"
 import { isAway, isFinal } from "../actor/errors.ts"
 import { millisOf } from "../hold/place.ts"
+import { CurrentIo, millisIn, pause } from "../io.ts"
 
 // A schedule after so many steps from a time on, and the time to which its delays have come.
 const stepped = <E>(schedule: Schedule.Schedule<unknown, E>, steps: number, from: number, error: E, lasted: number) =>
@@ -37,21 +38,34 @@ export const delayAfter = <E>(
     return Option.some(delay)
   }).pipe(Pull.catchDone(() => Effect.succeed(Option.none<Duration.Duration>())))
 
+// After pauses in real time, as reconnects are: under the `TestClock` of a program it would wait for ever for Redis, which is back.
+const retried = <A, E extends { readonly reason: { readonly _tag: string } }, R>(
+  self: Effect.Effect<A, E, R>,
+  isWorth: (reason: E["reason"]) => boolean,
+  pauseAfter: (attempt: number) => number
+): Effect.Effect<A, E, R> =>
+  Effect.flatMap(CurrentIo, (io) => {
+    let attempt = 0
+    const rest = Effect.suspend(() => Effect.as(pause(io, pauseAfter(attempt++)), true))
+    return Effect.retry(self, { while: ({ reason }) => isWorth(reason) ? rest : Effect.succeed(false) })
+  })
+
 const passing = new Set(["Overloaded", "OutOfMemory"])
 
 /** Asks again while Redis is away, or has no memory, or too much is asked here: a part of what waits for longer. */
 export const untilBack = <A, E extends { readonly reason: { readonly _tag: string } }, R>(
   self: Effect.Effect<A, E, R>,
   pause: Duration.Input
-): Effect.Effect<A, E, R> =>
-  Effect.retry(self, {
-    while: ({ reason }) => isAway(reason) || passing.has(reason._tag),
-    schedule: Schedule.spaced(pause)
-  })
+): Effect.Effect<A, E, R> => {
+  const millis = millisIn(pause)
+  return retried(self, (reason) => isAway(reason) || passing.has(reason._tag), () => millis)
+}
 
-const pauses = Schedule.exponential("1 second").pipe(
-  Schedule.modifyDelay(({ duration }) => Effect.succeed(Duration.min(duration, Duration.seconds(10))))
-)
+/** Asks again while Redis is away, unless the answer is not wanted any more. */
+export const whileAway = <A, E extends { readonly reason: { readonly _tag: string } }, R>(
+  self: Effect.Effect<A, E, R>,
+  isWanted: () => boolean
+): Effect.Effect<A, E, R> => retried(self, (reason) => isAway(reason) && isWanted(), () => 1000)
 
 /** Begins again for as long as that may succeed, as when Redis has memory again. `warn` does not receive that Redis is away. */
 export const persevering = <A, E extends { readonly reason: { readonly _tag: string } }, R>(
@@ -59,7 +73,8 @@ export const persevering = <A, E extends { readonly reason: { readonly _tag: str
   warn: (error: E) => Effect.Effect<void>,
   isOver: (reason: E["reason"]) => boolean = isFinal
 ): Effect.Effect<A, E, R> =>
-  Effect.retry(
+  retried(
     Effect.tapError(self, (error) => isAway(error.reason) || isOver(error.reason) ? Effect.void : warn(error)),
-    { schedule: pauses, while: ({ reason }) => !isOver(reason) }
+    (reason) => !isOver(reason),
+    (attempt) => Math.min(1000 * 2 ** attempt, 10_000)
   )
