@@ -48,7 +48,7 @@ import {
   type SessionTransition,
   type Space
 } from "./internal/hold/place.ts"
-import { CurrentIo, type Io, live, millisIn } from "./internal/io.ts"
+import { CurrentIo, type Io, live, millisIn, pause } from "./internal/io.ts"
 import { kernelMetrics } from "./internal/metrics.ts"
 import { connectionsOf } from "./internal/redis/connection.ts"
 import { messageOf } from "./internal/text.ts"
@@ -291,20 +291,19 @@ export const make: (
     const space: Space = { kernel, places: new Places(), wait, maxHold }
     const first = channelAt(space, 0)
     let late: Redis.RedisError | undefined
-    const opened = () => first.opened((cause) => void (late = cause))
-    yield* Effect.tryPromise({ try: opened, catch: (cause) => cause as CoordinatorError }).pipe(
-      Effect.timeoutOrElse({
-        duration: Duration.millis(settings.requestTimeout * 3),
-        orElse: () => {
-          const { name, namespace } = settings
-          if (late !== undefined && late.reason._tag !== "Timeout") {
-            return Effect.fail(kernel.transport.late(undefined, late))
-          }
-          const timeout = new Redis.Timeout({ command: "FCALL", kind: "coordinator", name, namespace })
-          return Effect.fail(new CoordinatorError({ reason: timeout }))
-        }
-      })
-    )
+    const opening = Effect.tryPromise({
+      try: () => first.opened((cause) => void (late = cause)),
+      catch: (cause) => cause as CoordinatorError
+    })
+    const unanswered = Effect.suspend(() => {
+      const { name, namespace } = settings
+      if (late !== undefined && late.reason._tag !== "Timeout") {
+        return Effect.fail(kernel.transport.late(undefined, late))
+      }
+      const timeout = new Redis.Timeout({ command: "FCALL", kind: "coordinator", name, namespace })
+      return Effect.fail(new CoordinatorError({ reason: timeout }))
+    })
+    yield* Effect.raceFirst(opening, Effect.andThen(pause(io, settings.requestTimeout * 3), unanswered))
     // Simulated processes are processes of their own.
     if (io === live) counted(kernel)
     const coordinator = serviceOf(kernel, changes)

@@ -18,6 +18,7 @@ import {
   Scope,
   Stream
 } from "effect"
+import { TestClock } from "effect/testing"
 import {
   Coordinator,
   CountDownLatch,
@@ -38,7 +39,7 @@ import { freshNamespace, holding, node, onNode, short, TestServer, withNode } fr
 import { remainsOf } from "./support/namespace.ts"
 import { waits } from "./support/requests.ts"
 import { standalone } from "./support/servers.ts"
-import { lose, on, several } from "./support/several.ts"
+import { lose, on, promptly, several } from "./support/several.ts"
 
 layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("Coordinator", (it) => {
   it.effect("shows its sessions and their transitions", () =>
@@ -282,6 +283,17 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("C
       } as const
       const failed = yield* Effect.flip(Effect.scoped(node(server.url, options)))
       assert.deepInclude((failed as Coordinator.CoordinatorError).reason, { _tag: "Unavailable", code: "NOREPLICAS" })
+    }).pipe(Effect.scoped))
+
+  it.effect("fails to be built under a TestClock, too, when Redis is silent", () =>
+    Effect.gen(function*() {
+      const line = yield* proxy(yield* TestServer)
+      const redis = yield* Layer.build(Redis.layer({ url: line.url }))
+      yield* line.blackhole
+      const layer = Coordinator.layer({ namespace: freshNamespace(), lease: "1 second", requestTimeout: "300 millis" })
+      const building = Effect.scoped(Layer.build(layer)).pipe(Effect.provideContext(redis))
+      const error = yield* promptly(Effect.flip(Effect.provide(building, TestClock.layer())), "the failure")
+      assert.strictEqual(error.reason._tag, "Timeout")
     }).pipe(Effect.scoped))
 
   it.effect("warns of another one of the same namespace in this process, for as long as there is one", () =>
