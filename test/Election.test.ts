@@ -621,6 +621,27 @@ layer(TestServer.layer, live)("a leader", (it) => {
         }
       })))
 
+  it.effect("gives callbacks the margin, also when the coordinator is closed before the election", () =>
+    Effect.gen(function*() {
+      const { url } = yield* TestServer
+      const [outer, inner] = [yield* Scope.make(), yield* Scope.make()]
+      const options = { namespace: freshNamespace(), lease: "4 seconds", margin: "1 second" } as const
+      const context = yield* Scope.provide(node(url, options), outer)
+      const calls: Array<string> = []
+      const election = yield* Scope.provide(
+        electionOn(context, "a", {
+          onLost: (_, reason) => Effect.andThen(Effect.sleep("200 millis"), Effect.sync(() => calls.push(reason)))
+        }),
+        inner
+      )
+      const term = yield* leading(election)
+      yield* begun(term)
+      yield* Scope.close(outer, Exit.void)
+      yield* Scope.close(inner, Exit.void)
+      assert.deepStrictEqual(calls, ["closed"])
+      yield* Fiber.await(term.fiber)
+    }))
+
   it.effect("is seen also when the clock of Redis is behind what it was", () =>
     several(2, ([a, b], namespace, server) =>
       Effect.gen(function*() {

@@ -12,6 +12,7 @@ import type * as Take from "effect/Take"
 import type { Lease } from "../hold/hold.ts"
 import { describe, type LeaseLost } from "../hold/loss.ts"
 import type { Place } from "../hold/place.ts"
+import { pause } from "../io.ts"
 import { logFailure } from "../text.ts"
 
 /** A change of this process as a candidate. */
@@ -48,8 +49,9 @@ export const calling = Effect.fnUntraced(function*<R>(place: Place, { onAcquired
       (cause) => logFailure(`on${transition._tag} of ${name}: the callback has failed`, cause)
     ))
   yield* Effect.acquireRelease(Effect.forkDetach(Effect.provideContext(calls, context)), (fiber) => {
-    const { channel: { margin }, space: { kernel: { transport } } } = place
-    const late = Effect.promise(() => transport.sleep(margin)).pipe(
+    const { channel: { margin }, space: { kernel: { io } } } = place
+    // Also when the coordinator is closed already, which ends the pauses of its transport.
+    const late = pause(io, margin).pipe(
       Effect.andThen(Effect.logError(`a callback of ${name} did not end within the margin, and is interrupted`)),
       Effect.andThen(Fiber.interrupt(fiber))
     )
