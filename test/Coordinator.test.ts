@@ -34,10 +34,11 @@ import {
 import { apart } from "../src/internal/hold/holding.ts"
 import { spaceOf } from "../src/internal/hold/place.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
+import { behindLine } from "./support/behindLine.ts"
 import { eventually } from "./support/eventually.ts"
 import { freshNamespace, holding, node, onNode, short, TestServer, withNode } from "./support/live.ts"
 import { remainsOf } from "./support/namespace.ts"
-import { waits } from "./support/requests.ts"
+import { asks, waits } from "./support/requests.ts"
 import { standalone } from "./support/servers.ts"
 import { lose, on, promptly, several } from "./support/several.ts"
 
@@ -139,6 +140,23 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("C
         }).pipe(Effect.provideContext(context))
       }).pipe(Effect.scoped, Effect.provideService(Metric.MetricRegistry, new Map()))
     }))
+
+  it.effect("measures the round trip of a batch from its first attempt on", () =>
+    behindLine(({ context, line }) =>
+      on(
+        context,
+        Effect.gen(function*() {
+          const max = Effect.map(Metric.value(Metrics.roundTrip), ({ max }) => max)
+          yield* Lock.withLock(Effect.void, "a")
+          assert.isBelow(yield* max, 300)
+          const lost = yield* line.once(asks("lock.take"), "blackholeReply")
+          yield* Lock.withLock(Effect.void, "a")
+          yield* lost
+          assert.isAtLeast(yield* max, 299)
+        })
+      ), { lease: "3 seconds", requestTimeout: "300 millis" }).pipe(
+        Effect.provideService(Metric.MetricRegistry, new Map())
+      ))
 
   it.effect("counts overruns of the margin of the coordinator when that is closed, for any length of lease", () =>
     Effect.gen(function*() {

@@ -17,7 +17,7 @@ import { Outbox } from "./outbox.ts"
 import type { Beating } from "./pulse.ts"
 import type { Reader } from "./reader.ts"
 import type { Reaper } from "./reaper.ts"
-import type { Request } from "./sending.ts"
+import type { Request, Sending } from "./sending.ts"
 import { type LossReason, type Phase, Session } from "./session.ts"
 import type { Answer, Renewed } from "./transport.ts"
 import type { Guarded } from "./vigil.ts"
@@ -112,7 +112,7 @@ export class Channel implements Beating, First, Guarded {
     this.outbox = new Outbox({
       current: () => this.session,
       open: () => this.open(),
-      answered: (session, sentAt, sentAtWall, answer) => this.#answered(session, sentAt, sentAtWall, answer),
+      answered: (sending, answer) => this.#answered(sending, answer),
       suspended: (session, cause) => this.#suspend(session, cause),
       unread: () => tenant.doubt(),
       lose: (session, reason) => this.lose(session, reason)
@@ -209,10 +209,10 @@ export class Channel implements Beating, First, Guarded {
   // Keep
   // ---------------------------------------------------------------------------------------------------------------
 
-  #answered(session: Session, sentAt: number, sentAtWall: number, { events, next, replies }: Answer): void {
+  #answered({ begunAt, sentAt, sentAtWall, session }: Sending, { events, next, replies }: Answer): void {
     const { hooks, io } = this.#office
     this.#renewed(session, sentAt, sentAtWall)
-    hooks.metrics.batch(replies.length, io.now() - sentAt)
+    hooks.metrics.batch(replies.length, io.now() - begunAt)
     if (next !== undefined) this.reaper.expect(next)
     // Behind the replies of the same batch, which are taken in at once.
     if (events.length > 0) io.defer(() => this.#hear(session, events))

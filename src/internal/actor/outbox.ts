@@ -28,8 +28,8 @@ export interface Keeper {
   readonly current: () => Session | undefined
   /** There is no session, and a request waits for one. */
   readonly open: () => void
-  /** A batch that was sent at that time has been answered, which renews the session. */
-  readonly answered: (session: Session, sentAt: number, sentAtWall: number, answer: Answer) => void
+  /** A batch has been answered, which renews the session from the time of its last attempt on. */
+  readonly answered: (sending: Sending, answer: Answer) => void
   /** The outcome of a sending is not known. */
   readonly suspended: (session: Session, cause: RedisError) => void
   /** An answer could not be read: events that came with it are lost. */
@@ -268,13 +268,14 @@ export class Outbox implements Sender {
     if (session.lost !== undefined) return
     const { io, transport } = this.#options
     sending.sentAt = io.now()
+    if (Number.isNaN(sending.begunAt)) sending.begunAt = sending.sentAt
     sending.sentAtWall = io.wall()
     transport.send(session.address, requests, header, this.#timeout, sending)
   }
 
   /** A sending was answered. */
   readonly answered = (sending: Sending, raw: unknown): void => {
-    const { batch, number, read, requests, sentAt, sentAtWall, session } = sending
+    const { batch, number, read, requests, session } = sending
     if (session.lost !== undefined) return
     let answer: Answer
     try {
@@ -290,7 +291,7 @@ export class Outbox implements Sender {
     if (answer.status !== "ok") return this.#forgotten(session, sending, answer.status)
     session.number = number
     session.acknowledged = read
-    this.#keeper.answered(session, sentAt, sentAtWall, answer)
+    this.#keeper.answered(sending, answer)
     this.#settleAll(session, sending, answer)
   }
 

@@ -81,7 +81,9 @@ export class Sending {
   readonly header: string
   /** The requests of it that are sent. */
   requests: ReadonlyArray<Request>
-  /** When that was, by the monotonic clock and by the wall clock. */
+  /** When the first attempt was made, by the monotonic clock. */
+  begunAt = Number.NaN
+  /** When the last one was, by the monotonic clock and by the wall clock. */
   sentAt = 0
   sentAtWall = 0
   attempt = 0
