@@ -19,13 +19,14 @@
 import * as Metric from "effect/Metric"
 
 /**
- * `lockstep_requests`: requests answered by partition actors.
+ * `lockstep_requests`: requests answered by partition actors, in the batches of sessions. Questions such as `Lock.waiting`, which
+ * change nothing, are calls of their own and not among them.
  *
  * @category metrics
  * @since 0.1.0
  */
 export const requests = Metric.counter("lockstep_requests", {
-  description: "Requests answered by partition actors",
+  description: "Requests answered by partition actors, without questions",
   incremental: true
 })
 
