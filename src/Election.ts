@@ -6,8 +6,8 @@
  * - One leader at a time, in the order in which the candidates came. Every term has a number, larger than all before it: it
  *   is the fencing token of the leader's lease (see `Fence`).
  * - `lead` interrupts its effect when the lease is lost, and campaigns again. No other process is granted the next term
- *   before the margin of the coordinator has passed. The effect of the former leader has ended by then; one whose finalizers
- *   take longer is logged and counted (`Metrics`).
+ *   before the margin has passed: that of the coordinator, or of the election's own `lease`. The effect of the former leader has
+ *   ended by then; one whose finalizers take longer is logged and counted (`Metrics`).
  * - A leader that dies is succeeded when its lease has run out. A leader that resigns, or whose process ends in good order,
  *   is succeeded at once.
  * - `changes` shows the present leader, and then every change in order, the time without a leader included. Broken connections
@@ -155,8 +155,8 @@ export interface Election<A> {
    */
   readonly campaign: (options?: WaitOptions | undefined) => Effect.Effect<Lease, ElectionError, Scope.Scope>
   /**
-   * Ends the term of this process. The effect under it is interrupted, and has the margin of the coordinator to end before the
-   * next candidate follows. Does nothing if it does not lead.
+   * Ends the term of this process. The effect under it is interrupted, and has the margin to end before the next candidate
+   * follows. Does nothing if it does not lead.
    */
   readonly resign: Effect.Effect<void>
   /**
@@ -417,8 +417,8 @@ class ElectionImpl<A> implements Election<A> {
 
 /**
  * Called one after the other by a fiber of their own; a callback that fails is logged. Nothing else waits for them: another process
- * may lead before `onLost` has ended. The scope of `make` waits for them,
- * and interrupts them after the margin of the coordinator.
+ * may lead before `onLost` has ended. The scope of `make` waits for them, and interrupts them after the margin: that of the
+ * coordinator, or of the election's own `lease`.
  *
  * @category options
  * @since 0.1.0
@@ -432,7 +432,7 @@ export interface Callbacks<R = never> extends AnyCallbacks<R> {}
 export interface Options<R = never> extends Callbacks<R> {
   /**
    * How long a leader that died keeps its successor waiting. Default: the coordinator's lease. Another one is a second
-   * session, which is renewed by itself.
+   * session, which is renewed by itself. Its margin is the default for that length: 10 %, at least 1 second, at most half of it.
    */
   readonly lease?: Duration.Input | undefined
 }
