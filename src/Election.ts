@@ -23,6 +23,8 @@
  *   down before.
  * - A candidate waits for as long as the `wait` of its coordinator, if that has one: say `wait` in order to stand by for
  *   longer. The `maxHold` of a coordinator does not end terms.
+ * - Each `make` is a candidate of its own, also another one of the same name in one process. `isLeader`, `resign`, `proclaim` and
+ *   `transferTo` are about the terms of their own object: share one, as a service does.
  * - Closing the scope of `make` ends terms, and no waits: a candidate that wins later loses its term at once (`closed`).
  * - Values are sent to all observers with every change: keep them small.
  *
@@ -99,7 +101,7 @@ export type {
 
 export type {
   /**
-   * A change of this process as a candidate.
+   * A change of an election object as a candidate.
    *
    * @category models
    * @since 0.1.0
@@ -155,23 +157,26 @@ export interface Election<A> {
    */
   readonly campaign: (options?: WaitOptions | undefined) => Effect.Effect<Lease, ElectionError, Scope.Scope>
   /**
-   * Ends the term of this process. The effect under it is interrupted, and has the margin to end before the next candidate
+   * Ends the term of this object. The effect under it is interrupted, and has the margin to end before the next candidate
    * follows. Does nothing if it does not lead.
    */
   readonly resign: Effect.Effect<void>
   /**
    * Another value for the rest of this term; the value that it has already is no change. Fails with `NotLeading` if this
-   * process does not lead. While Redis is away it fails after the coordinator's `requestTimeout`; with `Timeout` the value
+   * object does not lead. While Redis is away it fails after the coordinator's `requestTimeout`; with `Timeout` the value
    * may have changed all the same, so retry.
    */
   readonly proclaim: (value: A) => Effect.Effect<void, ElectionError>
   /**
    * Resigns in favour of a candidate, which has the next term. Fails with `CandidateGone`, and goes on leading, if that does
-   * not wait any more, and with `NotLeading` if this process does not lead. While Redis is away it fails after the
+   * not wait any more, and with `NotLeading` if this object does not lead. While Redis is away it fails after the
    * coordinator's `requestTimeout`, and goes on leading.
    */
   readonly transferTo: (candidate: string | { readonly id: string }) => Effect.Effect<void, ElectionError>
-  /** Whether this process leads, as far as it knows, without asking Redis. */
+  /**
+   * Whether this object leads, by its `lead`, `leadForever` or `campaign`, as far as it knows, without asking Redis. Another object of
+   * the same name may lead in the same process: `leader` names the process.
+   */
   readonly isLeader: Effect.Effect<boolean>
   /** The present leader, by Redis's word. */
   readonly leader: Effect.Effect<Option.Option<Info<A>>, ElectionError>
@@ -182,7 +187,7 @@ export interface Election<A> {
    * fails when the coordinator is closed.
    */
   readonly changes: Stream.Stream<Option.Option<Info<A>>, ElectionError>
-  /** When this process begins and ceases to lead. Ends with the scope of `make`. */
+  /** When this object begins and ceases to lead. Ends with the scope of `make`. */
   readonly terms: Stream.Stream<Transition>
 }
 
@@ -205,7 +210,7 @@ export class AlreadyLeading extends Schema.Error<AlreadyLeading>("lockstep/Elect
 }
 
 /**
- * Only the leader can do that.
+ * Only the leader can do that, by the object that leads.
  *
  * @category errors
  * @since 0.1.0
@@ -216,8 +221,8 @@ export class NotLeading extends Schema.Error<NotLeading>("lockstep/Election/NotL
   namespace: Schema.String
 }) {
   override get message(): string {
-    return `This process does not lead ${describe("election", this.name, this.namespace)}, or not any more: ` +
-      `only the leader can do that.`
+    return `This object does not lead ${describe("election", this.name, this.namespace)}, or not any more: ` +
+      `do that with the object whose \`lead\` or \`campaign\` leads.`
   }
 }
 

@@ -642,6 +642,23 @@ layer(TestServer.layer, live)("a leader", (it) => {
       yield* Fiber.await(term.fiber)
     }))
 
+  it.effect("is one object of a process that has two of the name, and the other one says so", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const [mine, other] = [yield* electionOn(a!, "a"), yield* electionOn(a!, "a")]
+        const term = yield* leading(mine)
+        yield* begun(term)
+        assert.deepStrictEqual([yield* mine.isLeader, yield* other.isLeader], [true, false])
+        const { reason } = yield* Effect.flip(other.proclaim("b"))
+        assert.strictEqual(reason._tag, "NotLeading")
+        assert.match(reason.message, /^This object does not lead election "chief" .*the object whose/)
+        yield* other.resign
+        assert.strictEqual(Option.getOrThrow(yield* other.leader).term, term.began[0])
+        yield* mine.proclaim("b")
+        yield* term.leave
+        yield* Fiber.join(term.fiber)
+      })))
+
   it.effect("is seen also when the clock of Redis is behind what it was", () =>
     several(2, ([a, b], namespace, server) =>
       Effect.gen(function*() {

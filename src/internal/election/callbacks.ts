@@ -1,4 +1,4 @@
-/** The events of this process's own terms: a stream, and callbacks in a fiber of their own. */
+/** The events of an election object's own terms: a stream, and callbacks in a fiber of their own. */
 
 import type * as Cause from "effect/Cause"
 import * as Effect from "effect/Effect"
@@ -15,7 +15,7 @@ import type { Place } from "../hold/place.ts"
 import { pause } from "../io.ts"
 import { logFailure } from "../text.ts"
 
-/** A change of this process as a candidate. */
+/** A change of an election object as a candidate. */
 export type Transition =
   | { readonly _tag: "Acquired"; readonly lease: Lease }
   | { readonly _tag: "Lost"; readonly lease: Lease; readonly reason: LeaseLost["reason"] }

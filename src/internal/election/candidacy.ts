@@ -1,4 +1,4 @@
-/** This process as a candidate: its terms, and how they end. */
+/** An election object as a candidate: its terms, and how they end. */
 
 import * as Effect from "effect/Effect"
 import * as PubSub from "effect/PubSub"
@@ -37,7 +37,7 @@ export class Candidacy {
     }
   }
 
-  /** The term that this process believes to lead in. */
+  /** The term that it believes to lead in. */
   get term(): Hold | undefined {
     for (const term of this.#terms) {
       term.session?.expireIfDue()
