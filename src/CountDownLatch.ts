@@ -52,7 +52,7 @@ import { Coordinator } from "./Coordinator.ts"
 import { coordinatorReasons } from "./internal/actor/errors.ts"
 import { checkName } from "./internal/actor/keys.ts"
 import { describe, WaitTimeout } from "./internal/hold/loss.ts"
-import { mismatchPolicies, oneOf, placeOf, spaceOf } from "./internal/hold/place.ts"
+import { flag, mismatchPolicies, oneOf, placeOf, spaceOf } from "./internal/hold/place.ts"
 import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
 import { Superseded } from "./internal/hold/superseded.ts"
 import { SharedLatch } from "./internal/sync/latch.ts"
@@ -212,7 +212,7 @@ export const make = (
       open: false,
       timeToLive,
       run,
-      fresh,
+      fresh: flag(fresh, "fresh"),
       onMismatch: oneOf(onMismatch, "onMismatch", mismatchPolicies),
       fail,
       mismatch: (existing) => fail(new CountMismatch({ name, namespace, count, existing }))

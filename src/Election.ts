@@ -280,6 +280,12 @@ const fail = (reason: ElectionError["reason"]): ElectionError => new ElectionErr
 
 const unwrapped = ({ reason }: CoordinatorError): ElectionError => fail(reason)
 
+const idOf = (candidate: string | { readonly id: string }): string => {
+  const id: unknown = typeof candidate === "object" ? candidate?.id : candidate
+  if (typeof id !== "string") throw new RangeError("candidate must be one of `candidates`, or the id of one")
+  return id
+}
+
 class ElectionImpl<A> implements Election<A> {
   readonly "~lockstep/Election" = "~lockstep/Election" as const
   readonly name: string
@@ -394,13 +400,15 @@ class ElectionImpl<A> implements Election<A> {
     )
 
   readonly transferTo = (candidate: string | { readonly id: string }): Effect.Effect<void, ElectionError> => {
-    const id = typeof candidate === "string" ? candidate : candidate.id
-    return this.#transfers.withPermit(
-      this.#inTerm("election.nominate", Effect.succeed(id), (tag, term) =>
-        tag === "gone"
-          ? Effect.fail(fail(new CandidateGone({ ...this.#about, candidate: id })))
-          : surrender(this.#place, [term], "resigned"))
-    )
+    return Effect.suspend(() => {
+      const id = idOf(candidate)
+      return this.#transfers.withPermit(
+        this.#inTerm("election.nominate", Effect.succeed(id), (tag, term) =>
+          tag === "gone"
+            ? Effect.fail(fail(new CandidateGone({ ...this.#about, candidate: id })))
+            : surrender(this.#place, [term], "resigned"))
+      )
+    })
   }
 
   get isLeader(): Effect.Effect<boolean> {

@@ -48,7 +48,7 @@ import type * as Scope from "effect/Scope"
 import { Coordinator } from "./Coordinator.ts"
 import { coordinatorReasons } from "./internal/actor/errors.ts"
 import { WaitTimeout } from "./internal/hold/loss.ts"
-import { placeOf, spaceOf } from "./internal/hold/place.ts"
+import { flag, placeOf, spaceOf } from "./internal/hold/place.ts"
 import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
 import { Superseded } from "./internal/hold/superseded.ts"
 import { SharedLatch } from "./internal/sync/latch.ts"
@@ -167,10 +167,10 @@ export const make = (
       place: placeOf(spaceOf(coordinator), "latch", name, "name", lease),
       module: "Latch",
       total: 1,
-      open,
+      open: flag(open, "open"),
       timeToLive,
       run,
-      fresh,
+      fresh: flag(fresh, "fresh"),
       onMismatch: "keep",
       fail,
       // All have the same count.

@@ -77,7 +77,7 @@ import type { Publication } from "./internal/hold/following.ts"
 import type { Hold } from "./internal/hold/hold.ts"
 import { type Process, processOf } from "./internal/hold/holders.ts"
 import { type InvalidPayload, type Payload, payload } from "./internal/hold/payload.ts"
-import { millis, mismatchPolicies, oneOf, placeOf, spaceOf } from "./internal/hold/place.ts"
+import { flag, millis, mismatchPolicies, oneOf, placeOf, spaceOf } from "./internal/hold/place.ts"
 import { protect } from "./internal/hold/protect.ts"
 import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
 import { spanning } from "./internal/hold/span.ts"
@@ -589,7 +589,7 @@ export const make = <A, E = string>(
       onMismatch: oneOf(onMismatch, "onMismatch", mismatchPolicies),
       timeToLive: millis(timeToLive, "timeToLive"),
       run: run ?? "",
-      fresh
+      fresh: flag(fresh, "fresh")
     })
     return Effect.flatMap(tasks.join(fail), (existing) =>
       existing === undefined

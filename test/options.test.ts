@@ -5,7 +5,9 @@ import {
   Barrier,
   Coordinator,
   CountDownLatch,
+  Election,
   Fence,
+  Latch,
   Lock,
   Queue,
   ReadWriteLock,
@@ -170,6 +172,37 @@ layer(TestServer.layer, live)("options", (it) => {
           yield* ReadWriteLock.withReadLock(refused(name, ReadWriteLock.withReadLock(Effect.void, "a", options)), "a")
         }
       })
+    ))
+
+  it.effect("that are true or false", () =>
+    withNode(() =>
+      Effect.gen(function*() {
+        for (const bad of [0, "", Number.NaN, "5", null] as Array<never>) {
+          const makes = {
+            tasks: TaskGroup.make({ name: "x", result: Schema.Number, fresh: bad }),
+            latch: Latch.make({ name: "x", fresh: bad }),
+            countDown: CountDownLatch.make({ name: "x", count: 1, fresh: bad })
+          }
+          for (const self of Object.values<Effect.Effect<unknown, unknown, any>>(makes)) {
+            yield* refused("fresh", Effect.scoped(self))
+          }
+          yield* refused("open", Effect.scoped(Latch.make({ name: "x", open: bad })))
+        }
+      })
+    ))
+
+  it.effect("that are callbacks and candidates of an election", () =>
+    withNode(() =>
+      Effect.scoped(Effect.gen(function*() {
+        for (const name of ["onAcquired", "onLost"]) {
+          yield* refused(name, Effect.scoped(Election.make({ name: "x", [name]: 5 })))
+        }
+        const election = yield* Election.make({ name: "x" })
+        for (const bad of [5, {}, Number.NaN, null, undefined] as Array<never>) {
+          yield* refused("candidate", election.transferTo(bad))
+          yield* refused("candidate", election.lead(election.transferTo(bad)))
+        }
+      }))
     ))
 
   it.effect("that are tokens", () =>

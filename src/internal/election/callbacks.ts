@@ -11,7 +11,7 @@ import * as Stream from "effect/Stream"
 import type * as Take from "effect/Take"
 import type { Lease } from "../hold/hold.ts"
 import { describe, type LeaseLost } from "../hold/loss.ts"
-import type { Place } from "../hold/place.ts"
+import { callback, type Place } from "../hold/place.ts"
 import { pause } from "../io.ts"
 import { logFailure } from "../text.ts"
 
@@ -34,7 +34,9 @@ export const untilClosed = <A, E = never>(
   Effect.acquireRelease(PubSub.unbounded<Take.Take<A, E>>(options), (self) => PubSub.end(self, Exit.void))
 
 /** Answers what calls them. The scope waits for the calls that are due when it closes, and not for longer than the margin. */
-export const calling = Effect.fnUntraced(function*<R>(place: Place, { onAcquired, onLost }: Callbacks<R>) {
+export const calling = Effect.fnUntraced(function*<R>(place: Place, callbacks: Callbacks<R>) {
+  const onAcquired = callback(callbacks.onAcquired, "onAcquired")
+  const onLost = callback(callbacks.onLost, "onLost")
   if (onAcquired === undefined && onLost === undefined) return () => {}
   const name = describe(place.kind, place.name, place.space.kernel.settings.namespace)
   const context = yield* Effect.context<R>()

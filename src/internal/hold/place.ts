@@ -201,6 +201,18 @@ export const oneOf = <const A extends string | boolean>(value: A, what: string, 
   return value
 }
 
+/** `true` or `false`: any other value would be one of them by accident. */
+export const flag = (value: boolean, what: string): boolean => {
+  if (typeof value !== "boolean") throw new RangeError(`${what} must be true or false`)
+  return value
+}
+
+/** A function, if there is one. */
+export const callback = <F>(value: F | undefined, what: string): F | undefined => {
+  if (value !== undefined && typeof value !== "function") throw new RangeError(`${what} must be a function`)
+  return value
+}
+
 /** The meaning of a word. */
 export const choice = <const Word extends string, A>(
   table: { readonly [word in Word]: A },
