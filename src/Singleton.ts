@@ -56,6 +56,7 @@ import { describe, type LeaseLost, type WaitTimeout } from "./internal/hold/loss
 import { millis, oneOf, type Place, placeOf, spaceOf } from "./internal/hold/place.ts"
 import { question, request } from "./internal/hold/request.ts"
 import { logFailure } from "./internal/text.ts"
+import { inZone } from "./internal/work/cron.ts"
 import { untilBack } from "./internal/work/patience.ts"
 
 interface CommonOptions {
@@ -142,7 +143,7 @@ const errorOf = (error: Failure): CoordinatorError | LeaseLost | WaitTimeout =>
 /**
  * Runs an effect at the times of a schedule, each time on one process of all that provide this layer under the same name.
  *
- * A `Cron` means the same times for all processes. A `Schedule` begins anew with each process that takes over. Its first tick is
+ * A `Cron` means the same times for all processes: it counts in its own time zone, and without one in UTC. A `Schedule` begins anew with each process that takes over. Its first tick is
  * as long after the last one of the former process as the schedule says.
  *
  * @category layers
@@ -166,7 +167,7 @@ export const schedule = <E, R, R2 = never>(
     )
   const ticks = (place: Place, term: Hold) =>
     Effect.gen(function*() {
-      const next = yield* Cron.isCron(times) ? Effect.succeed(ofCron(times)) : ofSchedule(times)
+      const next = yield* Cron.isCron(times) ? Effect.succeed(ofCron(inZone(times))) : ofSchedule(times)
       let last = yield* lastTick(place)
       let mine = false
       for (;;) {

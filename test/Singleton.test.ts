@@ -275,6 +275,47 @@ layer(TestServer.layer, live)("a schedule", (it) => {
         }
       })))
 
+  it.effect("counts a Cron without a time zone in UTC, whatever the zone of the process", () =>
+    several(1, ([a], namespace, server) =>
+      Effect.gen(function*() {
+        yield* Effect.acquireRelease(
+          Effect.sync(() => {
+            const zone = process.env["TZ"]
+            process.env["TZ"] = "Asia/Tokyo"
+            return zone
+          }),
+          (zone) =>
+            Effect.sync(() => {
+              if (zone === undefined) delete process.env["TZ"]
+              else process.env["TZ"] = zone
+            })
+        )
+        assert.strictEqual(new Date(0).getHours(), 9)
+        // Days and weekdays must both match: the first Friday of the year that is a 13th.
+        const fields = { minutes: [0], hours: [12], months: [], days: [13], weekdays: [5] }
+        for (
+          const [name, cron, at] of [
+            ["plain", Cron.parseUnsafe("0 12 * * *"), "2030-01-01T12:00Z"],
+            ["both", Cron.make({ ...fields, and: true }), "2030-09-13T12:00Z"]
+          ] as const
+        ) {
+          let runs = 0
+          const scheduled = Singleton.schedule(name, Effect.sync(() => runs++), cron, { timeToLive: "10 seconds" })
+          const { asleep, clock, set } = manualClock()
+          yield* Effect.gen(function*() {
+            set(Date.parse("2030-01-01T11:59Z"))
+            const fiber = yield* launch(a!, scheduled)
+            yield* until(asleep, "the schedule sleeps")
+            set(Date.parse(at))
+            yield* until(() => runs === 1, "the tick")
+            yield* Fiber.interrupt(fiber)
+          }).pipe(Effect.provideService(Clock.Clock, clock))
+          const claimed = yield* server.cli("HGET", `{${namespace}:00}:tick:${name}`, "t")
+          assert.strictEqual(Number(claimed), Date.parse(at))
+          yield* server.cli("DEL", `{${namespace}:00}:tick:${name}`)
+        }
+      }).pipe(Effect.scoped)))
+
   it.effect("keeps the last tick of a week until long after the next one is due", () =>
     several(1, ([a], namespace, server) =>
       Effect.gen(function*() {

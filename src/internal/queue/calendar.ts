@@ -5,6 +5,7 @@ import * as DateTime from "effect/DateTime"
 import * as Duration from "effect/Duration"
 import * as Option from "effect/Option"
 import { millis } from "../hold/place.ts"
+import { isAnd, zoneOf } from "../work/cron.ts"
 
 /** When jobs of a schedule are offered: at the times of a calendar, or at an interval. */
 export type Times = Cron.Cron | Duration.Duration
@@ -51,9 +52,6 @@ export const everyOf = (times: Times): number => Cron.isCron(times) ? 0 : Durati
 
 const sorted = (values: ReadonlySet<number>) => [...values].toSorted((a, b) => a - b)
 
-// Processes can be in several time zones, so a calendar without one is in none of theirs.
-const zoneOf = ({ tz }: Cron.Cron): string => Option.match(tz, { onNone: () => "UTC", onSome: DateTime.zoneToString })
-
 export const encodeTimes = (times: Times): string => {
   if (!Cron.isCron(times)) return JSON.stringify(["every", Duration.toMillis(times)] satisfies Encoded)
   const { days, hours, minutes, months, seconds, weekdays } = times
@@ -65,10 +63,8 @@ export const encodeTimes = (times: Times): string => {
     Array<number>,
     Array<number>
   ]
-  const tz = Option.getOrUndefined(times.tz)
-  // A Cron does not say so by itself.
-  const and = Cron.equals(times, Cron.make({ ...times, tz, and: true }))
-  const encoded: Encoded = ["cron", s, m, h, d, month, w, zoneOf(times), and, times.onDstOverlap]
+  const zone = DateTime.zoneToString(zoneOf(times))
+  const encoded: Encoded = ["cron", s, m, h, d, month, w, zone, isAnd(times), times.onDstOverlap]
   return JSON.stringify(encoded)
 }
 

@@ -1,0 +1,18 @@
+/** A `Cron` that means the same times for all processes. */
+
+import * as Cron from "effect/Cron"
+import * as DateTime from "effect/DateTime"
+import * as Option from "effect/Option"
+
+// Processes can be in several time zones, so a calendar without one is in none of theirs.
+const utc = DateTime.zoneMakeNamedUnsafe("UTC")
+
+export const zoneOf = ({ tz }: Cron.Cron): DateTime.TimeZone => Option.getOrElse(tz, () => utc)
+
+/** Whether days and weekdays must both match: a `Cron` does not say so by itself. */
+export const isAnd = (cron: Cron.Cron): boolean =>
+  Cron.equals(cron, Cron.make({ ...cron, tz: Option.getOrUndefined(cron.tz), and: true }))
+
+/** In its own time zone, or else in UTC. */
+export const inZone = (cron: Cron.Cron): Cron.Cron =>
+  Option.isSome(cron.tz) ? cron : Cron.make({ ...cron, tz: zoneOf(cron), and: isAnd(cron) })
