@@ -56,7 +56,7 @@ import { describe, type LeaseLost, type WaitTimeout } from "./internal/hold/loss
 import { millis, oneOf, type Place, placeOf, spaceOf } from "./internal/hold/place.ts"
 import { question, request } from "./internal/hold/request.ts"
 import { logFailure } from "./internal/text.ts"
-import { inZone } from "./internal/work/cron.ts"
+import { cronOf } from "./internal/work/cron.ts"
 import { untilBack } from "./internal/work/patience.ts"
 
 interface CommonOptions {
@@ -143,8 +143,11 @@ const errorOf = (error: Failure): CoordinatorError | LeaseLost | WaitTimeout =>
 /**
  * Runs an effect at the times of a schedule, each time on one process of all that provide this layer under the same name.
  *
- * A `Cron` means the same times for all processes: it counts in its own time zone, and without one in UTC. A `Schedule` begins anew with each process that takes over. Its first tick is
- * as long after the last one of the former process as the schedule says.
+ * A `Cron` means the same times for all processes: it counts in its own time zone, and without one in UTC. One that has no
+ * times, such as a 30 February, is a `RangeError`.
+ *
+ * A `Schedule` begins anew with each process that takes over. Its first tick is as long after the last one of the former
+ * process as the schedule says.
  *
  * @category layers
  * @since 0.1.0
@@ -158,6 +161,7 @@ export const schedule = <E, R, R2 = never>(
   const { lease, missed = "skip" } = options ?? {}
   oneOf(missed, "missed", ["skip", "once"])
   if (!Cron.isCron(times) && !Schedule.isSchedule(times)) throw new RangeError("times must be a Schedule or a Cron")
+  const sure = Cron.isCron(times) ? cronOf(times) : times
   const timeToLive = options?.timeToLive === undefined ? undefined : millis(options.timeToLive, "timeToLive")
   const tick = (namespace: string) =>
     // An interruption of this fiber is not caught.
@@ -167,7 +171,7 @@ export const schedule = <E, R, R2 = never>(
     )
   const ticks = (place: Place, term: Hold) =>
     Effect.gen(function*() {
-      const next = yield* Cron.isCron(times) ? Effect.succeed(ofCron(inZone(times))) : ofSchedule(times)
+      const next = yield* Cron.isCron(sure) ? Effect.succeed(ofCron(sure)) : ofSchedule(sure)
       let last = yield* lastTick(place)
       let mine = false
       for (;;) {

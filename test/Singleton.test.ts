@@ -466,5 +466,11 @@ layer(TestServer.layer, live)("a schedule", (it) => {
       for (const bad of [0, -1, Number.NaN, "Infinity"] as const) {
         assert.throws(() => Singleton.schedule("x", Effect.void, Schedule.forever, { timeToLive: bad }), RangeError)
       }
+      // A 30 February.
+      assert.throws(
+        () => Singleton.schedule("x", Effect.void, Cron.parseUnsafe("0 0 30 2 *", "UTC")),
+        RangeError,
+        /next time/
+      )
     }))
 })

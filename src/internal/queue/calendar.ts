@@ -5,7 +5,7 @@ import * as DateTime from "effect/DateTime"
 import * as Duration from "effect/Duration"
 import * as Option from "effect/Option"
 import { millis } from "../hold/place.ts"
-import { isAnd, zoneOf } from "../work/cron.ts"
+import { cronOf, isAnd, zoneOf } from "../work/cron.ts"
 
 /** When jobs of a schedule are offered: at the times of a calendar, or at an interval. */
 export type Times = Cron.Cron | Duration.Duration
@@ -40,12 +40,7 @@ export const timesOf = (input: Cron.Cron | Duration.Input): Times => {
     if (every < shortest) throw new RangeError(`times must be at least ${shortest} milliseconds apart`)
     return Duration.millis(every)
   }
-  try {
-    Cron.next(input, new Date(0))
-  } catch (cause) {
-    throw new RangeError("times must be a Cron that has a next time", { cause })
-  }
-  return decodeTimes(JSON.parse(encodeTimes(input)))
+  return decodeTimes(JSON.parse(encodeTimes(cronOf(input))))
 }
 
 export const everyOf = (times: Times): number => Cron.isCron(times) ? 0 : Duration.toMillis(times)

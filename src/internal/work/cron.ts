@@ -13,6 +13,12 @@ export const zoneOf = ({ tz }: Cron.Cron): DateTime.TimeZone => Option.getOrElse
 export const isAnd = (cron: Cron.Cron): boolean =>
   Cron.equals(cron, Cron.make({ ...cron, tz: Option.getOrUndefined(cron.tz), and: true }))
 
-/** In its own time zone, or else in UTC. */
-export const inZone = (cron: Cron.Cron): Cron.Cron =>
-  Option.isSome(cron.tz) ? cron : Cron.make({ ...cron, tz: zoneOf(cron), and: isAnd(cron) })
+/** In its own time zone, or else in UTC. Throws when it has no times, such as a 30 February. */
+export const cronOf = (cron: Cron.Cron): Cron.Cron => {
+  try {
+    Cron.next(cron, new Date(0))
+  } catch (cause) {
+    throw new RangeError("times must be a Cron that has a next time", { cause })
+  }
+  return Option.isSome(cron.tz) ? cron : Cron.make({ ...cron, tz: zoneOf(cron), and: isAnd(cron) })
+}
