@@ -16,8 +16,9 @@
  * - Ticks that were due while no process lived to run them, or while an earlier one still ran, are left out; see `missed`.
  * - Other processes stand by for as long as it takes: the `wait` and `maxHold` of the coordinator do not count here.
  * - When Redis loses its data, which ticks were claimed is lost with it.
- * - The times of a `Cron` are compared by the clocks of the processes. A clock that is ahead runs a tick early, never twice:
- *   behind that, no process runs a tick before its own clock has reached the time of it.
+ * - The times of a calendar are compared by the clocks of the processes. A clock that is ahead runs a tick early, never twice:
+ *   behind that, no process runs a tick before its own clock has reached the time of it. A `Schedule` of intervals does not
+ *   wait for a clock that was ahead.
  *
  * **Example** (A report every night, on any process that is there)
  *
@@ -37,18 +38,17 @@
 
 import * as Cause from "effect/Cause"
 import * as Clock from "effect/Clock"
-import type * as Context from "effect/Context"
 import * as Cron from "effect/Cron"
 import * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import * as Layer from "effect/Layer"
-import * as Pull from "effect/Pull"
 import * as Schedule from "effect/Schedule"
 import type * as Scope from "effect/Scope"
 import { Coordinator } from "./Coordinator.ts"
 import { CoordinatorError } from "./internal/actor/errors.ts"
 import { lead, standingBy } from "./internal/election/leading.ts"
 import { restart } from "./internal/election/restart.ts"
+import { ofCron, ofSchedule, type Tick } from "./internal/election/ticks.ts"
 import { type Failure, use } from "./internal/hold/acquire.ts"
 import type { Hold } from "./internal/hold/hold.ts"
 import { findHold } from "./internal/hold/holding.ts"
@@ -147,7 +147,8 @@ const errorOf = (error: Failure): CoordinatorError | LeaseLost | WaitTimeout =>
  * times, such as a 30 February, is a `RangeError`.
  *
  * A `Schedule` begins anew with each process that takes over. Its first tick is as long after the last one of the former
- * process as the schedule says.
+ * process as the schedule says. A `Schedule` such as `Schedule.cron` is a calendar: asked a millisecond later, it answers the
+ * same first time. Each process asks it so when it takes over. Any other `Schedule` has intervals.
  *
  * @category layers
  * @since 0.1.0
@@ -176,7 +177,7 @@ export const schedule = <E, R, R2 = never>(
       let mine = false
       for (;;) {
         const now = yield* Clock.currentTimeMillis
-        const found: Times | undefined = yield* next(last, now, mine)
+        const found: Tick | undefined = yield* next(last, now, mine)
         if (found === undefined) return
         const due: number | undefined = found.due >= now ? found.due : missed === "once" ? now : yield* found.later
         if (due === undefined) return
@@ -198,54 +199,6 @@ export const schedule = <E, R, R2 = never>(
     { lease }
   ) as Layer.Layer<never, never, Coordinator | Exclude<R, Scope.Scope> | R2>
 }
-
-interface Times {
-  /** The first tick after the last one. */
-  readonly due: number
-  /** The first one after now, if there is one. */
-  readonly later: Effect.Effect<number | undefined>
-  /** How long after a tick the next one comes, as far as that is known. */
-  readonly following: (due: number) => number
-}
-
-/** All in milliseconds of the clock; `mine` says that the last tick was this process's own. */
-type Next = (last: number | undefined, now: number, mine: boolean) => Effect.Effect<Times | undefined>
-
-const ofCron = (cron: Cron.Cron): Next => (last, now) =>
-  Effect.sync(() => {
-    const after = (millis: number) => Cron.next(cron, new Date(millis)).getTime()
-    return {
-      due: after(last ?? now),
-      later: Effect.sync(() => after(Math.max(now, last ?? now))),
-      following: (due) => after(due) - due
-    }
-  })
-
-// The times of a calendar follow from the time that is asked about. So a schedule that goes on behind another process is asked
-// about its last tick.
-const ofSchedule = <R>(times: Schedule.Schedule<unknown, void, never, R>): Effect.Effect<Next, never, R> =>
-  Effect.contextWith((context: Context.Context<R>) =>
-    Effect.map(Schedule.toStep(times), (first): Next => {
-      let step = first
-      const after = (millis: number): Effect.Effect<number | undefined> =>
-        step(millis, undefined).pipe(
-          Effect.map(([, delay]) => millis + Duration.toMillis(delay)),
-          Pull.catchDone(() => Effect.succeed(undefined)),
-          Effect.provideContext(context)
-        )
-      // A missed tick is no tick of this process: its schedule begins now.
-      const afresh = (now: number) =>
-        Effect.flatMap(Effect.provideContext(Schedule.toStep(times), context), (next) => {
-          step = next
-          return after(now)
-        })
-      return (last, now, mine) => {
-        const from = mine || last === undefined ? now : last
-        return Effect.map(after(from), (due) =>
-          due === undefined ? undefined : { due, later: afresh(now), following: () => due - from })
-      }
-    })
-  )
 
 // While Redis is away, a schedule waits. A claim that was executed without an answer is answered when it is made again.
 const waiting = <A>(self: Effect.Effect<A, CoordinatorError>): Effect.Effect<A, CoordinatorError> =>

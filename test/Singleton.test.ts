@@ -22,31 +22,38 @@ const until = (condition: () => boolean, what: string) =>
 
 /** A clock that the test moves, and that knows its sleepers. */
 const manualClock = () => {
-  let now = 0
+  let monotonic = 0
+  let ahead = 0
   const sleepers = new Set<{ readonly at: number; readonly wake: () => void }>()
-  const nanos = () => BigInt(now) * 1_000_000n
+  const wall = () => monotonic + ahead
+  const nanos = (millis: number) => BigInt(millis) * 1_000_000n
   const clock: Clock.Clock = {
-    currentTimeMillisUnsafe: () => now,
-    currentTimeMillis: Effect.sync(() => now),
-    currentTimeNanosUnsafe: nanos,
-    currentTimeNanos: Effect.sync(nanos),
-    monotonicTimeNanosUnsafe: nanos,
-    monotonicTimeNanos: Effect.sync(nanos),
+    currentTimeMillisUnsafe: wall,
+    currentTimeMillis: Effect.sync(wall),
+    currentTimeNanosUnsafe: () => nanos(wall()),
+    currentTimeNanos: Effect.sync(() => nanos(wall())),
+    monotonicTimeNanosUnsafe: () => nanos(monotonic),
+    monotonicTimeNanos: Effect.sync(() => nanos(monotonic)),
     sleep: (duration) =>
       Effect.callback((resume) => {
-        const sleeper = { at: now + Duration.toMillis(duration), wake: () => resume(Effect.void) }
-        if (sleeper.at <= now) return resume(Effect.void)
+        const sleeper = { at: monotonic + Duration.toMillis(duration), wake: () => resume(Effect.void) }
+        if (sleeper.at <= monotonic) return resume(Effect.void)
         sleepers.add(sleeper)
         return Effect.sync(() => sleepers.delete(sleeper))
       })
   }
   return {
     clock,
+    /** Time passes until then. */
     set: (millis: number) => {
-      now = millis
+      monotonic = millis - ahead
       for (const sleeper of [...sleepers]) {
-        if (sleeper.at <= now && sleepers.delete(sleeper)) sleeper.wake()
+        if (sleeper.at <= monotonic && sleepers.delete(sleeper)) sleeper.wake()
       }
+    },
+    /** The clock is set, and no time passes. */
+    step: (millis: number) => {
+      ahead = millis - monotonic
     },
     asleep: () => sleepers.size > 0
   }
@@ -366,6 +373,68 @@ layer(TestServer.layer, live)("a schedule", (it) => {
         }).pipe(Effect.provideService(Clock.Clock, clock))
         assert.deepStrictEqual(runs, [at("00:10:00"), at("00:20:00")])
         yield* server.cli("DEL", `{${namespace}:00}:tick:calendar`)
+      })))
+
+  it.effect("runs no tick of a calendar twice when the clock is set back in a tick", () =>
+    several(1, ([a], namespace, server) =>
+      Effect.gen(function*() {
+        const at = (time: string) => Date.parse(`2030-01-01T${time}Z`)
+        const calendar = Cron.parseUnsafe("*/10 * * * *", "UTC")
+        const schedule = Schedule.cron(calendar) as Schedule.Schedule<unknown, void>
+        for (const [name, times] of [["cron", calendar], ["schedule", schedule]] as const) {
+          const { asleep, clock, set, step } = manualClock()
+          const runs: Array<number> = []
+          const tick = Effect.sync(() => {
+            if (runs.push(clock.currentTimeMillisUnsafe()) === 1) step(at("00:08"))
+          })
+          yield* Effect.gen(function*() {
+            set(at("00:05"))
+            const fiber = yield* launch(a!, Singleton.schedule(name, tick, times, { timeToLive: "10 seconds" }))
+            for (const time of ["00:10", "00:10", "00:20", "00:30"]) {
+              yield* until(asleep, "the schedule sleeps")
+              set(at(time))
+            }
+            yield* until(() => runs.at(-1) === at("00:30"), "the last tick")
+            yield* Fiber.interrupt(fiber)
+          }).pipe(Effect.provideService(Clock.Clock, clock))
+          assert.deepStrictEqual(runs, [at("00:10"), at("00:20"), at("00:30")])
+          yield* server.cli("DEL", `{${namespace}:00}:tick:${name}`)
+        }
+      })))
+
+  it.effect("does not wait for a clock that was ahead, if its times are intervals", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        const at = (time: string, day = 1) => Date.parse(`2030-01-0${day}T${time}Z`)
+        const { asleep, clock, set, step } = manualClock()
+        const runs: Array<number> = []
+        const tick = Effect.sync(() => runs.push(clock.currentTimeMillisUnsafe()))
+        const scheduled = Singleton.schedule("tick", tick, Schedule.spaced("10 minutes"), { timeToLive: "10 seconds" })
+        yield* Effect.gen(function*() {
+          const go = (millis: number) =>
+            Effect.gen(function*() {
+              const count = runs.length + 1
+              yield* until(asleep, "the schedule sleeps")
+              set(millis)
+              yield* until(() => runs.length === count, `${count} runs`)
+            })
+          set(at("00:00", 3))
+          const first = yield* launch(a!, scheduled)
+          yield* go(at("00:10", 3))
+          // By a day, while the process waits: the interval is as long as before.
+          yield* until(asleep, "the schedule sleeps")
+          step(at("00:00", 2))
+          yield* go(at("00:10", 2))
+          yield* go(at("00:20", 2))
+          yield* Fiber.interrupt(first)
+          // By another day, for the next process.
+          step(at("00:00"))
+          const second = yield* launch(b!, scheduled)
+          yield* go(at("00:10"))
+          yield* go(at("00:20"))
+          yield* Fiber.interrupt(second)
+        }).pipe(Effect.provideService(Clock.Clock, clock))
+        yield* server.cli("DEL", `{${namespace}:00}:tick:tick`)
       })))
 
   it.effect("begins a Schedule anew with each process, though ticks were missed", () =>
