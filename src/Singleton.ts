@@ -13,7 +13,8 @@
  *
  * - A program that ends with success stays where it was: no other process runs it while this one lives.
  * - A tick that fails is logged, and the schedule goes on. Retries, where needed, belong inside of the effect.
- * - Ticks that were due while no process lived to run them, or while an earlier one still ran, are left out; see `missed`.
+ * - Ticks of a calendar that were due while no process lived to run them, or while an earlier one still ran, are left out; see
+ *   `missed`. A `Schedule` of intervals is asked when a tick ends, so none is missed while one runs.
  * - Other processes stand by for as long as it takes: the `wait` and `maxHold` of the coordinator do not count here.
  * - When Redis loses its data, which ticks were claimed is lost with it.
  * - The times of a calendar are compared by the clocks of the processes. A clock that is ahead runs a tick early, never twice:
@@ -85,8 +86,9 @@ export interface Options<R = never> extends CommonOptions {
  */
 export interface ScheduleOptions extends CommonOptions {
   /**
-   * What to do with ticks that were due while no process ran them. `skip`, the default, leaves them out. `once` makes up for them
-   * by one run, however many they were. Before the first tick ever, none was missed.
+   * What to do with ticks that were due while no process ran them, or while an earlier one still ran. `skip`, the default, leaves
+   * them out. `once` makes up for them by one run, however many they were. Before the first tick ever, none was missed. A
+   * `Schedule` of intervals is asked for its next tick when one ends, so none is missed meanwhile.
    */
   readonly missed?: "skip" | "once" | undefined
   /**
@@ -172,15 +174,14 @@ export const schedule = <E, R, R2 = never>(
     )
   const ticks = (place: Place, term: Hold) =>
     Effect.gen(function*() {
-      const next = yield* Cron.isCron(sure) ? Effect.succeed(ofCron(sure)) : ofSchedule(sure)
+      const next = yield* Cron.isCron(sure) ? Effect.succeed(ofCron(sure, missed)) : ofSchedule(sure, missed)
       let last = yield* lastTick(place)
       let mine = false
       for (;;) {
         const now = yield* Clock.currentTimeMillis
         const found: Tick | undefined = yield* next(last, now, mine)
         if (found === undefined) return
-        const due: number | undefined = found.due >= now ? found.due : missed === "once" ? now : yield* found.later
-        if (due === undefined) return
+        const due: number = Math.max(now, found.due)
         yield* Effect.sleep(Duration.millis(Math.max(0, due - now)))
         const kept: number = timeToLive ?? Math.max(day, Math.ceil(2 * found.following(due)))
         const taken: number | undefined = yield* claim(place, term, last, due, kept)

@@ -402,6 +402,42 @@ layer(TestServer.layer, live)("a schedule", (it) => {
         }
       })))
 
+  it.effect("makes up for the ticks of a calendar that were due while an earlier one ran", () =>
+    several(1, ([a], namespace, server) =>
+      Effect.gen(function*() {
+        const at = (time: string) => Date.parse(`2030-01-01T${time}Z`)
+        const calendar = Cron.parseUnsafe("*/10 * * * *", "UTC")
+        const schedule = Schedule.cron(calendar) as Schedule.Schedule<unknown, void>
+        for (const [name, times] of [["cron", calendar], ["schedule", schedule]] as const) {
+          for (const missed of ["once", "skip"] as const) {
+            const { asleep, clock, set } = manualClock()
+            const runs: Array<number> = []
+            const finish = yield* Deferred.make<void>()
+            const tick = Effect.suspend(() =>
+              runs.push(clock.currentTimeMillisUnsafe()) === 1 ? Deferred.await(finish) : Effect.void
+            )
+            yield* Effect.gen(function*() {
+              set(at("00:05"))
+              const options = { missed, timeToLive: "10 seconds" } as const
+              const fiber = yield* launch(a!, Singleton.schedule(name, tick, times, options))
+              yield* until(asleep, "the schedule sleeps")
+              set(at("00:10"))
+              yield* until(() => runs.length === 1, "the first tick")
+              // Two more are due before it ends.
+              set(at("00:35"))
+              yield* Deferred.succeed(finish, undefined)
+              yield* until(asleep, "the schedule sleeps")
+              set(at("00:40"))
+              yield* until(() => runs.at(-1) === at("00:40"), "the last tick")
+              yield* Fiber.interrupt(fiber)
+            }).pipe(Effect.provideService(Clock.Clock, clock))
+            const between = missed === "once" ? [at("00:35")] : []
+            assert.deepStrictEqual(runs, [at("00:10"), ...between, at("00:40")], `${name} ${missed}`)
+            yield* server.cli("DEL", `{${namespace}:00}:tick:${name}`)
+          }
+        }
+      })))
+
   it.effect("does not wait for a clock that was ahead, if its times are intervals", () =>
     several(2, ([a, b], namespace, server) =>
       Effect.gen(function*() {

@@ -8,32 +8,39 @@ import * as Effect from "effect/Effect"
 import * as Pull from "effect/Pull"
 import * as Schedule from "effect/Schedule"
 
+/** What to do with ticks that were due while no process ran them: leave them out, or make up for them by one run. */
+export type Missed = "skip" | "once"
+
 export interface Tick {
-  /** The first tick after the last one. */
+  /** The next tick. It is before now if it was missed, and is to be made up for. */
   readonly due: number
-  /** The first one after now, if there is one. */
-  readonly later: Effect.Effect<number | undefined>
   /** How long after a tick the next one comes, as far as that is known. */
   readonly following: (due: number) => number
 }
 
-/** `mine` says that the last tick was this process's own. */
+/** `mine` says that the last tick was this process's own. Answers undefined when no tick follows. */
 export type Next = (last: number | undefined, now: number, mine: boolean) => Effect.Effect<Tick | undefined>
 
-export const ofCron = (cron: Cron.Cron): Next => (last, now) =>
-  Effect.sync(() => {
-    const after = (millis: number) => Cron.next(cron, new Date(millis)).getTime()
-    return {
-      due: after(last ?? now),
-      later: Effect.sync(() => after(Math.max(now, last ?? now))),
-      following: (due) => after(due) - due
-    }
-  })
+// Behind the last tick by any clock, or else a tick would run twice when the clock is set back. A tick of this very millisecond
+// is not missed.
+const behind = (last: number | undefined, now: number, missed: Missed) => {
+  if (last === undefined) return now
+  return missed === "once" ? last : Math.max(now - 1, last)
+}
+
+export const ofCron = (cron: Cron.Cron, missed: Missed): Next => {
+  const after = (millis: number) => Cron.next(cron, new Date(millis)).getTime()
+  return (last, now) =>
+    Effect.sync(() => ({ due: after(behind(last, now, missed)), following: (due) => after(due) - due }))
+}
 
 /** The time to which a schedule delays what happens at one, unless the schedule is over. */
 type After = (millis: number) => Effect.Effect<number | undefined>
 
-export const ofSchedule = <R>(times: Schedule.Schedule<unknown, void, never, R>): Effect.Effect<Next, never, R> =>
+export const ofSchedule = <R>(
+  times: Schedule.Schedule<unknown, void, never, R>,
+  missed: Missed
+): Effect.Effect<Next, never, R> =>
   Effect.contextWith((context: Context.Context<R>) =>
     Effect.gen(function*() {
       const begin: Effect.Effect<After> = Effect.map(
@@ -45,25 +52,23 @@ export const ofSchedule = <R>(times: Schedule.Schedule<unknown, void, never, R>)
             Effect.provideContext(context)
           )
       )
-      const isCalendar = yield* followsClock(begin)
+      const calendar = yield* followsClock(begin)
       let after = yield* begin
-      // A missed tick is no tick of this process: its schedule begins now.
-      const afresh = (now: number) =>
-        Effect.flatMap(begin, (begun) => {
-          after = begun
-          return after(now)
+      const tick = (due: number | undefined, from: number): Tick | undefined =>
+        due === undefined ? undefined : { due, following: () => due - from }
+      if (calendar) {
+        return (last, now) => Effect.map(after(behind(last, now, missed)), (due) => tick(due, last ?? now))
+      }
+      return (last, now, mine) =>
+        Effect.gen(function*() {
+          // An interval begins when the own tick has ended, and does not wait for a clock that was ahead.
+          const from = mine || last === undefined ? now : Math.min(now, last)
+          const due = yield* after(from)
+          if (due === undefined || due >= now || missed === "once") return tick(due, from)
+          // A missed tick is no tick of this process: its schedule begins now.
+          after = yield* begin
+          return tick(yield* after(now), now)
         })
-      // A tick of a calendar is behind the last one by any clock, or else it would run twice when the clock is set back. An
-      // interval counts from the end of the own tick. It does not wait for a clock that was ahead.
-      const since = (last: number, now: number, mine: boolean) => {
-        if (isCalendar) return mine ? Math.max(now, last) : last
-        return mine ? now : Math.min(now, last)
-      }
-      return (last, now, mine) => {
-        const from = last === undefined ? now : since(last, now, mine)
-        return Effect.map(after(from), (due) =>
-          due === undefined ? undefined : { due, later: afresh(now), following: () => due - from })
-      }
     })
   )
 
