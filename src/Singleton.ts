@@ -18,8 +18,9 @@
  * - Other processes stand by for as long as it takes: the `wait` and `maxHold` of the coordinator do not count here.
  * - When Redis loses its data, which ticks were claimed is lost with it.
  * - The times of a calendar are compared by the clocks of the processes. A clock that is ahead runs a tick early, never twice:
- *   behind that, no process runs a tick before its own clock has reached the time of it. A `Schedule` of intervals does not
- *   wait for a clock that was ahead.
+ *   behind that, no process runs a tick before its own clock has reached the time of it. A clock that is set is noticed within
+ *   5 seconds, or within 1 minute when the tick is far away. Ticks that it was set past are missed. A `Schedule` of intervals
+ *   waits for no clock.
  *
  * **Example** (A report every night, on any process that is there)
  *
@@ -40,7 +41,7 @@
 import * as Cause from "effect/Cause"
 import * as Clock from "effect/Clock"
 import * as Cron from "effect/Cron"
-import * as Duration from "effect/Duration"
+import type * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import * as Layer from "effect/Layer"
 import * as Schedule from "effect/Schedule"
@@ -174,7 +175,7 @@ export const schedule = <E, R, R2 = never>(
     )
   const ticks = (place: Place, term: Hold) =>
     Effect.gen(function*() {
-      const next = yield* Cron.isCron(sure) ? Effect.succeed(ofCron(sure, missed)) : ofSchedule(sure, missed)
+      const { next, wait } = yield* Cron.isCron(sure) ? Effect.succeed(ofCron(sure, missed)) : ofSchedule(sure, missed)
       let last = yield* lastTick(place)
       let mine = false
       for (;;) {
@@ -182,7 +183,7 @@ export const schedule = <E, R, R2 = never>(
         const found: Tick | undefined = yield* next(last, now, mine)
         if (found === undefined) return
         const due: number = Math.max(now, found.due)
-        yield* Effect.sleep(Duration.millis(Math.max(0, due - now)))
+        if (!(yield* wait(due, now))) continue
         const kept: number = timeToLive ?? Math.max(day, Math.ceil(2 * found.following(due)))
         const taken: number | undefined = yield* claim(place, term, last, due, kept)
         mine = taken === undefined

@@ -1,6 +1,7 @@
 /** Programs and ticks that run on one of several coordinators. */
 import { assert, layer } from "@effect/vitest"
 import { Clock, Cron, Deferred, Duration, Effect, Fiber, Layer, Logger, Option, Schedule } from "effect"
+import { TestClock } from "effect/testing"
 import { Coordinator, Lease, Singleton } from "../src/index.ts"
 import { restart } from "../src/internal/election/restart.ts"
 import { behindLine } from "./support/behindLine.ts"
@@ -400,6 +401,86 @@ layer(TestServer.layer, live)("a schedule", (it) => {
           assert.deepStrictEqual(runs, [at("00:10"), at("00:20"), at("00:30")])
           yield* server.cli("DEL", `{${namespace}:00}:tick:${name}`)
         }
+      })))
+
+  it.effect("looks at its clock again while it waits for a tick of a calendar", () =>
+    several(1, ([a], namespace, server) =>
+      Effect.gen(function*() {
+        const at = (time: string) => Date.parse(`2030-01-01T${time}Z`)
+        const calendar = Cron.parseUnsafe("*/10 * * * *", "UTC")
+        const schedule = Schedule.cron(calendar) as Schedule.Schedule<unknown, void>
+        for (const [name, times] of [["cron", calendar], ["schedule", schedule]] as const) {
+          for (const missed of ["once", "skip"] as const) {
+            const { asleep, clock, set, step } = manualClock()
+            const runs: Array<string> = []
+            const tick = Effect.sync(() =>
+              runs.push(new Date(clock.currentTimeMillisUnsafe()).toISOString().slice(11, 21))
+            )
+            yield* Effect.gen(function*() {
+              const sleeps = until(asleep, "the schedule sleeps")
+              const pass = (time: string) => Effect.andThen(sleeps, Effect.sync(() => set(at(time))))
+              const ran = (time: string) => until(() => runs.at(-1) === `${time}.0`, `the tick at ${time}`)
+              set(at("00:05"))
+              const options = { missed, timeToLive: "10 seconds" } as const
+              const fiber = yield* launch(a!, Singleton.schedule(name, tick, times, options))
+              // Set back: as much time passes as the tick was away, and it is not run before the clock says so.
+              yield* sleeps
+              step(at("00:03"))
+              yield* pass("00:09")
+              yield* pass("00:10")
+              yield* ran("00:10:00")
+              // Set forward, past two ticks.
+              yield* sleeps
+              step(at("00:34"))
+              yield* pass("00:35")
+              if (missed === "once") yield* ran("00:35:00")
+              yield* pass("00:40")
+              yield* ran("00:40:00")
+              // Set forward by less than a second, and a process that is busy for long: these ticks are only late.
+              yield* pass("00:49:57")
+              yield* sleeps
+              step(at("00:49:57.500"))
+              yield* pass("00:50:00.500")
+              yield* until(() => runs.at(-1) === "00:50:00.5", "the tick at 00:50")
+              yield* pass("01:03")
+              yield* ran("01:03:00")
+              yield* Fiber.interrupt(fiber)
+            }).pipe(Effect.provideService(Clock.Clock, clock))
+            const between = missed === "once" ? ["00:35:00.0"] : []
+            const expected = ["00:10:00.0", ...between, "00:40:00.0", "00:50:00.5", "01:03:00.0"]
+            assert.deepStrictEqual(runs, expected, `${name} ${missed}`)
+            yield* server.cli("DEL", `{${namespace}:00}:tick:${name}`)
+          }
+        }
+      })))
+
+  it.effect("sees each tick when a test adjusts its clock by days at a time", () =>
+    several(1, ([a], namespace, server) =>
+      Effect.gen(function*() {
+        let [runs, sleepers] = [0, 0]
+        const tick = Effect.sync(() => runs++)
+        const scheduled = Singleton.schedule("daily", tick, Cron.parseUnsafe("0 2 * * *", "UTC"), {
+          timeToLive: "10 seconds"
+        })
+        yield* Effect.gen(function*() {
+          const clock = yield* Clock.Clock
+          const sleep = (duration: Duration.Duration) =>
+            Effect.acquireUseRelease(
+              Effect.sync(() => sleepers++),
+              () => clock.sleep(duration),
+              () => Effect.sync(() => sleepers--)
+            )
+          const fiber = yield* Effect.provideService(launch(a!, scheduled), Clock.Clock, { ...clock, sleep })
+          for (const days of [1, 7]) {
+            yield* until(() => sleepers === 1, "the schedule sleeps")
+            const before = runs
+            yield* TestClock.adjust(Duration.days(days))
+            // More than one, when Redis answers while the clock is adjusted.
+            yield* until(() => runs > before, "the tick")
+          }
+          yield* Fiber.interrupt(fiber)
+        }).pipe(Effect.provide(TestClock.layer()))
+        yield* server.cli("DEL", `{${namespace}:00}:tick:daily`)
       })))
 
   it.effect("makes up for the ticks of a calendar that were due while an earlier one ran", () =>

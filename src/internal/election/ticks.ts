@@ -18,8 +18,35 @@ export interface Tick {
   readonly following: (due: number) => number
 }
 
-/** `mine` says that the last tick was this process's own. Answers undefined when no tick follows. */
-export type Next = (last: number | undefined, now: number, mine: boolean) => Effect.Effect<Tick | undefined>
+export interface Times {
+  /** `mine` says that the last tick was this process's own. Answers undefined when no tick follows. */
+  readonly next: (last: number | undefined, now: number, mine: boolean) => Effect.Effect<Tick | undefined>
+  /** Waits until a tick is due. Answers false when the clock was set past it: the tick is missed. */
+  readonly wait: (due: number, now: number) => Effect.Effect<boolean>
+}
+
+// A clock that was set is noticed so soon: a sleep does not end earlier for it. A tick that is far away is waited for in fewer
+// parts, or else a test that adjusts its clock by a week would wake the process a hundred thousand times.
+const pauseFor = (left: number) => Math.min(left, 60_000, Math.max(5000, left / 60))
+
+// A tick that the clock was set past by less is due, not missed: time servers set clocks by less than that all the time.
+const tolerance = 1000
+
+const reach = (due: number): Effect.Effect<boolean> =>
+  Effect.clockWith((clock) =>
+    Effect.gen(function*() {
+      for (let now = clock.currentTimeMillisUnsafe(); now < due;) {
+        const pause = pauseFor(due - now)
+        const began = clock.monotonicTimeNanosUnsafe()
+        yield* clock.sleep(Duration.millis(pause))
+        // A busy process wakes late too. Its tick is due.
+        const late = Math.max(0, Number(clock.monotonicTimeNanosUnsafe() - began) / 1e6 - pause)
+        now = clock.currentTimeMillisUnsafe()
+        if (now - late - due > tolerance) return false
+      }
+      return true
+    })
+  )
 
 // Behind the last tick by any clock, or else a tick would run twice when the clock is set back. A tick of this very millisecond
 // is not missed.
@@ -28,10 +55,13 @@ const behind = (last: number | undefined, now: number, missed: Missed) => {
   return missed === "once" ? last : Math.max(now - 1, last)
 }
 
-export const ofCron = (cron: Cron.Cron, missed: Missed): Next => {
+export const ofCron = (cron: Cron.Cron, missed: Missed): Times => {
   const after = (millis: number) => Cron.next(cron, new Date(millis)).getTime()
-  return (last, now) =>
-    Effect.sync(() => ({ due: after(behind(last, now, missed)), following: (due) => after(due) - due }))
+  return {
+    next: (last, now) =>
+      Effect.sync(() => ({ due: after(behind(last, now, missed)), following: (due) => after(due) - due })),
+    wait: reach
+  }
 }
 
 /** The time to which a schedule delays what happens at one, unless the schedule is over. */
@@ -40,7 +70,7 @@ type After = (millis: number) => Effect.Effect<number | undefined>
 export const ofSchedule = <R>(
   times: Schedule.Schedule<unknown, void, never, R>,
   missed: Missed
-): Effect.Effect<Next, never, R> =>
+): Effect.Effect<Times, never, R> =>
   Effect.contextWith((context: Context.Context<R>) =>
     Effect.gen(function*() {
       const begin: Effect.Effect<After> = Effect.map(
@@ -57,18 +87,25 @@ export const ofSchedule = <R>(
       const tick = (due: number | undefined, from: number): Tick | undefined =>
         due === undefined ? undefined : { due, following: () => due - from }
       if (calendar) {
-        return (last, now) => Effect.map(after(behind(last, now, missed)), (due) => tick(due, last ?? now))
+        return {
+          next: (last, now) => Effect.map(after(behind(last, now, missed)), (due) => tick(due, last ?? now)),
+          wait: reach
+        }
       }
-      return (last, now, mine) =>
-        Effect.gen(function*() {
-          // An interval begins when the own tick has ended, and does not wait for a clock that was ahead.
-          const from = mine || last === undefined ? now : Math.min(now, last)
-          const due = yield* after(from)
-          if (due === undefined || due >= now || missed === "once") return tick(due, from)
-          // A missed tick is no tick of this process: its schedule begins now.
-          after = yield* begin
-          return tick(yield* after(now), now)
-        })
+      return {
+        next: (last, now, mine) =>
+          Effect.gen(function*() {
+            // An interval begins when the own tick has ended, and does not wait for a clock that was ahead.
+            const from = mine || last === undefined ? now : Math.min(now, last)
+            const due = yield* after(from)
+            if (due === undefined || due >= now || missed === "once") return tick(due, from)
+            // A missed tick is no tick of this process: its schedule begins now.
+            after = yield* begin
+            return tick(yield* after(now), now)
+          }),
+        // An interval is as long as it was, however the clock is set meanwhile.
+        wait: (due, now) => Effect.as(Effect.sleep(Duration.millis(due - now)), true)
+      }
     })
   )
 
