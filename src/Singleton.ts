@@ -12,6 +12,8 @@
  * **Gotchas**
  *
  * - A program that ends with success stays where it was: no other process runs it while this one lives.
+ * - A program and a schedule of the same name share one leadership: while the program has it, the schedule never ticks. Nothing
+ *   reports that, so give them different names.
  * - A tick that fails is logged, and the schedule goes on. Retries, where needed, belong inside of the effect.
  * - Ticks of a calendar that were due while no process lived to run them, or while an earlier one still ran, are left out; see
  *   `missed`. A `Schedule` of intervals is asked when a tick ends, so none is missed while one runs.
