@@ -206,9 +206,11 @@ end
 
 local function policyOf(queue)
   local packed = call('HGET', queue.key, 'm')
-  local crashes = isErrands(queue) and math.huge or 3
-  return packed and unpackQueuePolicy(packed)
-    or { letters = 10000, retain = 0, crashes = crashes, grouplimit = 1, groupspacing = 0, groupburst = 0, decided = 0 }
+  if packed then return unpackQueuePolicy(packed) end
+  local policy = { letters = 10000, retain = 0, crashes = 3, grouplimit = 1, groupspacing = 0, groupburst = 0, decided = 0 }
+  -- Of a flow's errands, a group has those whose queue is full: so many of them wait for room at a time.
+  if isErrands(queue) then policy.crashes, policy.grouplimit = math.huge, 64 end
+  return policy
 end
 
 -- -----------------------------------------------------------------------------

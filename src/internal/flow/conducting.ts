@@ -3,6 +3,7 @@
  * repeated, by another process too: it may die behind each step, and then its errand is delivered again.
  */
 
+import * as Deferred from "effect/Deferred"
 import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
 import type * as Scope from "effect/Scope"
@@ -80,31 +81,59 @@ const made = (make: () => unknown, node: string): Exit.Exit<unknown, Unmade> => 
 
 // An offer that waits for room keeps the place of its process in the line, and so often looks whether its run has stopped.
 const lookAgain = "2 seconds"
-// Each of them has an errand in work: so many of one queue, and of all. Others wait for so long at a time, and begin anew behind other errands.
-const [mostPatient, mostPatientOfAll] = [16, 128]
+// Of each queue, so many errands stay in work until there is room. The others go behind the errands of other queues, as a group in
+// which lua/Queue.lua lets 64 be in work. They take turns there, for a run may stop whose errand is far behind. Of these, two stay for
+// their process, or it would lose its place in the line. They give way at last: the errands of many processes would be the whole group.
+const mostPatient = 16
+const mostPatientBehind = 2
+const mostInGroup = 64
+// In milliseconds. All turns end together, so their requests share calls.
+const turn = 500
+const longestPatient = "30 seconds"
+
+/** The queue of an errand has no room: the errand waits behind others. */
+class Behind {
+  readonly queue: string
+
+  constructor(queue: string) {
+    this.queue = queue
+  }
+}
 
 class Conductor {
   readonly home: Home
   readonly #stops = new Stops()
   readonly #patient = new Map<Port["queue"], number>()
-  #allPatient = 0
 
   constructor(home: Home) {
     this.home = home
   }
 
-  readonly handle = (errand: ReadonlyArray<any>, { attempt, crashes }: Task): Effect.Effect<unknown, unknown> => {
+  // An errand that goes behind others is stored again in the step that ends this delivery of it.
+  readonly handle = (errand: ReadonlyArray<any>, task: Task): Effect.Effect<unknown, unknown> =>
+    Effect.catchIf(
+      this.#handle(errand, task),
+      (error) => error instanceof Behind,
+      ({ queue }) =>
+        Effect.sync(() => {
+          const more = `lg${Buffer.byteLength(queue)}`
+          task.follow({ body: JSON.stringify(errand), letter: "M", more, texts: queue }, task.place)
+        })
+    )
+
+  #handle(errand: ReadonlyArray<any>, { attempt, crashes, group }: Task): Effect.Effect<unknown, unknown> {
+    const isBehind = group !== undefined
     switch (errand[0]) {
       case "ended":
         return this.#ended(errand[1], errand[3])
       case "stop":
         return this.#stop(errand as NodeErrand)
       case "undo":
-        return this.#undo(errand as NodeErrand)
+        return this.#undo(errand as NodeErrand, isBehind)
       case "over":
-        return this.#over(errand as OverErrand)
+        return this.#over(errand as OverErrand, isBehind)
       default:
-        return this.#offer(errand as NodeErrand, attempt > 1 || crashes > 0 || errand[0] === "again")
+        return this.#offer(errand as NodeErrand, attempt > 1 || crashes > 0 || errand[0] === "again", isBehind)
     }
   }
 
@@ -129,13 +158,19 @@ class Conductor {
     payload: unknown,
     options: OfferOptions,
     reference: string,
+    isBehind: boolean,
     isStopped: Effect.Effect<boolean, unknown>,
     stop?: Effect.Effect<void>
   ): Effect.Effect<Offered | undefined, unknown> {
     const subscriber: Subscriber = { errands: this.home.name, reference }
-    const offer = innerOf(port.queue).offerFor(payload, options, subscriber)
     return Effect.mapError(
-      this.#inLine(port, offer, isStopped, stop),
+      this.#inLine(
+        port.queue,
+        (waits) => innerOf(port.queue).offerFor(payload, options, subscriber, waits),
+        isBehind,
+        isStopped,
+        stop
+      ),
       (error) =>
         error instanceof QueueError &&
           (error.reason._tag === "InvalidPayload" || error.reason._tag === "RequestTooLarge")
@@ -144,24 +179,36 @@ class Conductor {
     )
   }
 
-  // Fails if it is to begin anew: its queue has no room, and its run may have stopped meanwhile. Answers nothing if `stop` came first.
+  // Fails if the queue has no room, and the run has stopped meanwhile or others wait. Answers nothing if `stop` came first.
   #inLine<A, E>(
-    { queue }: Port,
-    offer: Effect.Effect<A, E>,
+    queue: Port["queue"],
+    offering: (waits: () => void) => Effect.Effect<A, E>,
+    isBehind: boolean,
     isStopped: Effect.Effect<boolean, unknown>,
     stop: Effect.Effect<void> = Effect.never
   ): Effect.Effect<A | undefined, unknown> {
     return Effect.suspend((): Effect.Effect<A | undefined, unknown> => {
-      const race = (last: Effect.Effect<never, string>) =>
-        Effect.raceAllFirst([offer, Effect.as(stop, undefined), last])
+      const waits = Deferred.makeUnsafe<void>()
+      return Effect.raceAllFirst([
+        offering(() => Deferred.doneUnsafe(waits, Effect.void)),
+        Effect.as(stop, undefined),
+        Effect.andThen(Deferred.await(waits), this.#wait(queue, isBehind, isStopped))
+      ])
+    })
+  }
+
+  #wait(
+    queue: Port["queue"],
+    isBehind: boolean,
+    isStopped: Effect.Effect<boolean, unknown>
+  ): Effect.Effect<never, unknown> {
+    return Effect.suspend(() => {
       const ofQueue = this.#patient.get(queue) ?? 0
-      if (ofQueue >= mostPatient || this.#allPatient >= mostPatientOfAll) {
-        return race(Effect.delay(Effect.fail("others wait for room, too"), lookAgain))
+      const goBehind = Effect.fail(new Behind(queue.name))
+      if (ofQueue >= (isBehind ? mostPatientBehind : mostPatient)) {
+        return isBehind ? Effect.delay(goBehind, turn - this.home.space.kernel.io.now() % turn) : goBehind
       }
-      const count = (by: number) => {
-        this.#patient.set(queue, (this.#patient.get(queue) ?? 0) + by)
-        this.#allPatient += by
-      }
+      const count = (by: number) => this.#patient.set(queue, (this.#patient.get(queue) ?? 0) + by)
       const stopped = Effect.andThen(
         // While the run cannot be asked, the offer goes on.
         Effect.repeat(Effect.delay(Effect.orElseSucceed(isStopped, () => false), lookAgain), {
@@ -171,13 +218,13 @@ class Conductor {
       )
       return Effect.acquireUseRelease(
         Effect.sync(() => count(1)),
-        () => race(stopped),
+        () => isBehind ? Effect.raceFirst(stopped, Effect.delay(goBehind, longestPatient)) : stopped,
         () => Effect.sync(() => count(-1))
       )
     })
   }
 
-  #offer(errand: NodeErrand, repeated: boolean): Effect.Effect<unknown, unknown> {
+  #offer(errand: NodeErrand, repeated: boolean, isBehind: boolean): Effect.Effect<unknown, unknown> {
     const { hooks } = this.home.space.kernel
     const [, which, node, generation, about] = errand
     const [run, stamp] = which
@@ -191,7 +238,7 @@ class Conductor {
       )
     const offering = Effect.gen({ self: this }, function*() {
       // The first attempt may be so long ago that the node has ended, and the queue does not know the id any more.
-      let asks = repeated || this.#stops.has(whole)
+      let asks = repeated || isBehind || this.#stops.has(whole)
       for (;;) {
         const [now] = asks ? yield* begun(false) : ["active"]
         if (now === "over" || now === "missing") return
@@ -206,7 +253,8 @@ class Conductor {
         const payload = yield* this.#payload(port, errand)
         const isStopped = Effect.map(begun(false), ([now]) => now !== "active")
         const stop = this.#stops.of(whole)
-        const offered = yield* this.#offered(port, payload, { ...about[2], id }, reference, isStopped, stop)
+        const options = { ...about[2], id }
+        const offered = yield* this.#offered(port, payload, options, reference, isBehind, isStopped, stop)
         asks = true
         if (offered === undefined) continue
         // The event of its end may be lost with the data of its partition.
@@ -306,7 +354,10 @@ class Conductor {
       ))
   }
 
-  #undo([, which, node, generation, about, outcome, attempt]: NodeErrand): Effect.Effect<unknown, unknown> {
+  #undo(
+    [, which, node, generation, about, outcome, attempt]: NodeErrand,
+    isBehind: boolean
+  ): Effect.Effect<unknown, unknown> {
     const number = Number(attempt)
     const reference = referenceOf(which, node, generation, number)
     const id = `${jobOf(this.home.name, which, node, generation)}/undo${number === 1 ? "" : `/${number}`}`
@@ -319,7 +370,7 @@ class Conductor {
       const result = yield* this.#resultOf([about, "d", outcome])
       const payload = yield* made(() => undo.make(result), about[0])
       const isStopped = Effect.map(this.#isToUndo(which, node, generation, number), (isToUndo) => !isToUndo)
-      const offered = yield* this.#offered(undo.port, payload, { id }, reference, isStopped)
+      const offered = yield* this.#offered(undo.port, payload, { id }, reference, isBehind, isStopped)
       if (offered?.duplicate === true) yield* this.#recall(undo.port, id, reference)
     })
     return Effect.catchIf(
@@ -340,7 +391,7 @@ class Conductor {
   }
 
   // Repeated, it is the same job, as long as its queue knows the id. A payload that cannot be made may be made by another release.
-  #over([, [run, stamp], ...over]: OverErrand): Effect.Effect<unknown, unknown> {
+  #over([, [run, stamp], ...over]: OverErrand, isBehind: boolean): Effect.Effect<unknown, unknown> {
     const { callbackOf, name, space: { kernel: { hooks } } } = this.home
     const callback = callbackOf(run, over)
     if (callback === undefined) return this.#foreign(`has no callback for its run ${JSON.stringify(run)}`)
@@ -350,9 +401,19 @@ class Conductor {
     return Effect.tapError(
       Effect.flatMap(
         Effect.try({ try: callback.payload, catch: (cause) => cause }),
-        (payload) => this.#inLine(callback.port, callback.port.queue.offer(payload, { id }), Effect.succeed(false))
+        (payload) =>
+          this.#inLine(
+            callback.port.queue,
+            (waits) => innerOf(callback.port.queue).offerFor(payload, { id }, undefined, waits),
+            isBehind,
+            Effect.succeed(false)
+          )
       ),
-      (error) => Effect.sync(() => hooks.log("Warn", `${what} could not be offered: it is attempted again`, error))
+      (error) =>
+        Effect.sync(() => {
+          if (error instanceof Behind) return
+          hooks.log("Warn", `${what} could not be offered: it is attempted again`, error)
+        })
     )
   }
 
@@ -395,7 +456,8 @@ export const conduct = (home: Home): Effect.Effect<void, FlowError, Scope.Scope>
     partitions: [home.partition.index, ...partitions],
     handler: conductor.handle,
     lease: home.lease,
-    concurrency: 256,
+    // Errands that wait for room leave as many slots to the others.
+    concurrency: 256 + home.queues.size * (mostPatient + mostInGroup),
     fail
   })
 }

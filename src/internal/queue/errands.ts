@@ -23,8 +23,16 @@ import { crewOf } from "./worker.ts"
 
 /** The interface of a queue for primitives on queues, besides the one for users. */
 export interface Inner<in out A> {
-  /** As `offer`. The subscriber is sent the errand `["ended", reference, job, outcome]` when the job is done or deleted. */
-  readonly offerFor: (payload: A, options: OfferOptions, subscriber: Subscriber) => Effect.Effect<Offered, QueueError>
+  /**
+   * As `offer`. The subscriber is sent the errand `["ended", reference, job, outcome]` when the job is done or deleted. `waits` is
+   * called when the job waits for room, perhaps several times.
+   */
+  readonly offerFor: (
+    payload: A,
+    options: OfferOptions,
+    subscriber: Subscriber | undefined,
+    waits?: () => void
+  ) => Effect.Effect<Offered, QueueError>
   readonly job: (id: string) => Handle<A, any, any>
   /** Of its shards. */
   readonly partitions: ReadonlyArray<number>

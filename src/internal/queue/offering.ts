@@ -42,6 +42,8 @@ export interface Asker extends Owner {
   readonly failed: (error: Failure) => void
   /** Its job was not stored, as it has to wait, and the asker wants that no more. */
   readonly left?: () => void
+  /** Its job waits for room. It may be told so several times. */
+  readonly waits?: () => void
 }
 
 // Instead of an id, of jobs that were not stored: the queue is full, or a job before them is not known.
@@ -293,8 +295,9 @@ export class Offerer {
     // The first job of a call: the others have been accepted with it.
     const isTooMuch = at === 0 && !this.#parked && !this.#inLine &&
       owners >= this.place.space.kernel.settings.maxPending
-    if (isTooMuch) asker.failed(overloaded(owners, this.place.key))
-    else this.#line.push(item)
+    if (isTooMuch) return asker.failed(overloaded(owners, this.place.key))
+    this.#line.push(item)
+    if (this.#parked) asker.waits?.()
   }
 
   /** There is room: the actor has said so, or a new session has begun, which does not stand in the line yet. */
@@ -440,6 +443,8 @@ export class Offerer {
     this.#putAll()
     this.#watch()
     this.#leaveIfIdle()
+    // Last: an asker may withdraw its job.
+    if (this.#parked) { for (const { asker } of waiting ?? []) if (asker.gone !== true) asker.waits?.() }
   }
 
   #putAll(): void {

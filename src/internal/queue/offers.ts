@@ -45,9 +45,10 @@ export class Offers {
     return fail(new OutcomeUnknown({ ...this.#queue, id }))
   }
 
-  #askerOf(resume: (result: Effect.Effect<Offered, QueueError>) => void): Asker {
+  #askerOf(resume: (result: Effect.Effect<Offered, QueueError>) => void, waits?: () => void): Asker {
     return {
       waiting: 0,
+      ...waits && { waits },
       offered: (_, offered) => resume(offered === undefined ? Effect.fail(this.#uncertain) : Effect.succeed(offered)),
       full: () => resume(Effect.fail(this.#full([]))),
       unknown: (before) => resume(Effect.fail(this.#unknown(before))),
@@ -55,10 +56,10 @@ export class Offers {
     }
   }
 
-  /** `late` receives a job that Redis stored, or found, after the caller was interrupted. */
-  one(wish: Wish, late?: (offered: Offered) => void): Effect.Effect<Offered, QueueError> {
+  /** `late` receives a job that Redis stored, or found, after the caller was interrupted. `waits` hears that the job waits for room. */
+  one(wish: Wish, late?: (offered: Offered) => void, waits?: () => void): Effect.Effect<Offered, QueueError> {
     return Effect.callback((resume) => {
-      const asker = this.#askerOf(resume)
+      const asker = this.#askerOf(resume, waits)
       const telling: Asker = late === undefined ? asker : {
         ...asker,
         offered: (at, offered) => {

@@ -228,8 +228,13 @@ export class Shard<in out A, in out S, in out E> extends Operations<A> implement
     return this.#offer(payload, options, (wish) => this.#offers.oneWithin(wish, bound))
   }
 
-  readonly offerFor = (payload: A, options: OfferOptions, subscriber: Subscriber) =>
-    this.#offer(payload, options, undefined, subscriber)
+  readonly offerFor = (
+    payload: A,
+    options: OfferOptions,
+    subscriber: Subscriber | undefined,
+    waits?: () => void
+  ): Effect.Effect<Offered, QueueError> =>
+    this.#offer(payload, options, (wish) => this.#offers.one(wish, undefined, waits), subscriber)
 
   #offer(
     payload: A,

@@ -33,7 +33,7 @@ import { limitOf } from "./paging.ts"
 import type { Scheduled, ScheduleOptions } from "./schedules.ts"
 import type { Shard } from "./shard.ts"
 import { type State, stateOfAll } from "./state.ts"
-import { afterOf, type OfferOptions, type Subscriber } from "./wish.ts"
+import { afterOf, type OfferOptions } from "./wish.ts"
 
 /**
  * A queue of several shards. A job that has an `id` is in the shard of that id. Other jobs go to the shard that the process offers
@@ -130,8 +130,8 @@ export class Sharded<in out A, in out S, in out E> implements Queue<A, S, E>, In
   readonly offer = (payload: A, options?: OfferOptions & AwaitOptions): Effect.Effect<Offered, QueueError> =>
     Effect.suspend(() => this.#for(options).offer(payload, options))
 
-  readonly offerFor = (payload: A, options: OfferOptions, subscriber: Subscriber): Effect.Effect<Offered, QueueError> =>
-    Effect.suspend(() => this.#for(options).offerFor(payload, options, subscriber))
+  readonly offerFor = (...offer: Parameters<Inner<A>["offerFor"]>): Effect.Effect<Offered, QueueError> =>
+    Effect.suspend(() => this.#for(offer[1]).offerFor(...offer))
 
   readonly offerAll = (
     payloads: Iterable<A>,
