@@ -508,6 +508,24 @@ layer(TestServer.layer, live)("a job", (it) => {
         yield* worker.stop
       })))
 
+  it.effect("fails with both errors when its handler has failed and the retry of the queue throws", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const retry = (): never => {
+          throw new Error("in retry")
+        }
+        const queue = yield* on(
+          a!,
+          Effect.tap(Queue.make({ name: "thrown", payload: Schema.Number, retention: "200 millis", retry }), emptied)
+        )
+        yield* on(a!, queue.pool(() => Effect.fail("of the handler")))
+        const { reason } = yield* Effect.flip(queue.execute(1))
+        assert.strictEqual(reason._tag, "JobFailed")
+        for (const text of [reason.message, (yield* lettersOf(queue))[0]!.error]) {
+          assert.match(text, /in retry[^]*of the handler/)
+        }
+      })))
+
   it.effect("is retried by its payload, unless its worker says otherwise", () =>
     several(1, ([a]) =>
       Effect.gen(function*() {

@@ -7,7 +7,7 @@ import type { Kernel } from "../actor/kernel.ts"
 import type { Session } from "../actor/session.ts"
 import { guarded } from "../hold/guard.ts"
 import { describe } from "../hold/loss.ts"
-import { prettyOf } from "../text.ts"
+import { prettyOf, shortened } from "../text.ts"
 import { Job, type Task } from "./job.ts"
 
 /** The outcome of an attempt for its job. */
@@ -113,16 +113,17 @@ export class Attempts<R> {
       return this.#settle(task, task.isKept ? { tag: "done", outcome: exit.value as string } : done)
     }
     const { context, handling } = this.#trade
+    const failure = task.late ?? exit
     const judged = Effect.runForkWith(context)(
-      Effect.suspend(() => handling.judge(task, task.late ?? exit, this.#kernel.io.now() - task.begunAt))
+      Effect.suspend(() => handling.judge(task, failure, this.#kernel.io.now() - task.begunAt))
     )
-    judged.addObserver((exit) =>
-      this.#settle(
-        task,
-        Exit.isSuccess(exit)
-          ? exit.value
-          : { tag: "bury", reason: "failed", message: prettyOf(exit.cause), outcome: "[\"failed\",\"\"]" }
-      )
-    )
+    judged.addObserver((judgement) => {
+      if (Exit.isSuccess(judgement)) return this.#settle(task, judgement.value)
+      // Half of the text for each.
+      const why = prettyOf(judgement.cause).slice(0, 2048)
+      const message = shortened(`${why}\n\nbehind the failure of the handler: ${prettyOf(failure.cause)}`)
+      const outcome = task.isKept ? JSON.stringify(["failed", message]) : ""
+      this.#settle(task, { tag: "bury", reason: "failed", message, outcome })
+    })
   }
 }
