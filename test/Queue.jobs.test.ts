@@ -621,7 +621,13 @@ layer(TestServer.layer, live)("what a handler keeps of its job", (it) => {
           yield* job.log("late")
           const exit = yield* Effect.exit(job.checkpoint(1))
           assert.isTrue(Exit.isFailure(exit) && Cause.hasInterruptsOnly(exit.cause))
-          isRangeError(yield* Effect.exit(job.progress(undefined)))
+          const circle: { self?: unknown } = {}
+          circle.self = circle
+          for (const value of [undefined, 10n, circle]) {
+            isRangeError(yield* Effect.exit(job.progress(value)))
+            isRangeError(yield* Effect.exit(job.checkpoint(value)))
+          }
+          isRangeError(yield* Effect.exit(job.log(5 as never)))
         }
         assert.strictEqual(yield* notesOf(namespace, server), 0)
         yield* worker.stop

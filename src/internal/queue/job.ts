@@ -10,6 +10,7 @@ import * as Option from "effect/Option"
 import { millis, type Place } from "../hold/place.ts"
 import { request } from "../hold/request.ts"
 import type { Timer } from "../io.ts"
+import { messageOf } from "../text.ts"
 import { Discarded, Snoozed } from "./deciding.ts"
 import { fail, type QueueError } from "./errors.ts"
 import { idOf } from "./naming.ts"
@@ -71,7 +72,12 @@ export class Job extends Context.Service<Job, {
 export type Raw = readonly [id: string, count: number, body: unknown, ...more: ReadonlyArray<string>]
 
 const jsonOf = (value: unknown, what: string): string => {
-  const text = JSON.stringify(value) as string | undefined
+  let text: string | undefined
+  try {
+    text = JSON.stringify(value)
+  } catch (cause) {
+    throw new RangeError(`${what} must be JSON: ${messageOf(cause)}`, { cause })
+  }
   if (text === undefined) throw new RangeError(`${what} must be JSON`)
   return text.toWellFormed()
 }
@@ -213,7 +219,11 @@ export class Task implements Context.Service.Shape<typeof Job> {
   }
 
   get log() {
-    return (line: string): Effect.Effect<void> => Effect.sync(() => this.#note(this)?.log(line))
+    return (line: string): Effect.Effect<void> =>
+      Effect.sync(() => {
+        if (typeof line !== "string") throw new RangeError("lines of the log must be strings")
+        this.#note(this)?.log(line)
+      })
   }
 
   get checkpoint() {
