@@ -42,6 +42,7 @@ layer(TestServer.layer, { excludeTestServices: true })("Batch of a queue that is
             yield* Effect.timeout(Deferred.await(began), "2 seconds")
             yield* Effect.timeout(one.await, "2 seconds")
             assert.strictEqual((yield* full.state).waiting, 10)
+            assert.strictEqual((yield* many.status).running, 1000)
             yield* full.resume
             yield* Effect.timeout(many.await, "10 seconds")
             assert.deepStrictEqual(ran.toSorted((a, b) => a - b), upTo(1000))

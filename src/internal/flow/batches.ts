@@ -56,7 +56,7 @@ export interface Progress {
   /** Dead letters, and jobs that have expired or were dropped. */
   readonly failed: number
   readonly cancelled: number
-  /** How many jobs are in their queues: these wait for a worker, or run. */
+  /** How many jobs were added and have not ended: these wait for room in their queue, or for a worker, or run. */
   readonly running: number
   /** How many jobs have not ended yet, of those that were added, or of `size` where that is more. */
   readonly remaining: number
