@@ -74,4 +74,29 @@ layer(TestServer.layer, { excludeTestServices: true })("Batch of a queue that is
           }).pipe(Effect.scoped, Effect.provide(live))
         )
       })))
+
+  it.effect("offers jobs as soon as there is room also where callers are refused", () =>
+    several(1, ([node]) =>
+      Effect.gen(function*() {
+        const { All, Full, live } = batchOf("fail")
+        yield* on(
+          node!,
+          Effect.gen(function*() {
+            const [batch, full] = [yield* All, yield* Full]
+            const ran: Array<number> = []
+            yield* full.pool((job) => Effect.sync(() => ran.push(job)), { concurrency: 10 })
+            yield* full.pause
+            const run = yield* batch.start({ size: 200 })
+            yield* run.addAll(Full, upTo(200))
+            yield* eventually(Effect.map(full.state, ({ waiting }) => assert.strictEqual(waiting, 10)))
+            assert.strictEqual((yield* Effect.flip(full.offer(1000))).reason._tag, "QueueFull")
+            // Longer than it took them to try again only every ten seconds.
+            yield* Effect.sleep("3 seconds")
+            yield* full.resume
+            yield* Effect.timeout(run.await, "4 seconds")
+            assert.deepStrictEqual(ran.toSorted((a, b) => a - b), upTo(200))
+            yield* delivered("batch:all")
+          }).pipe(Effect.scoped, Effect.provide(live))
+        )
+      })))
 })

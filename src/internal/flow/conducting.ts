@@ -3,7 +3,6 @@
  * repeated, by another process too: it may die behind each step, and then its errand is delivered again.
  */
 
-import * as Deferred from "effect/Deferred"
 import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
 import type * as Scope from "effect/Scope"
@@ -18,6 +17,7 @@ import { textOf } from "../text.ts"
 import { fail, type FlowError } from "./errors.ts"
 import type { Port } from "./graph.ts"
 import { type About, type Ended, failing, type Home, type Over, type StateLetter } from "./home.ts"
+import { Behind, mostOfQueue, patiently, Room } from "./room.ts"
 import { states } from "./runs.ts"
 import { Stops } from "./stops.ts"
 
@@ -79,34 +79,14 @@ const made = (make: () => unknown, node: string): Exit.Exit<unknown, Unmade> => 
   }
 }
 
-// An offer that waits for room keeps the place of its process in the line, and so often looks whether its run has stopped.
-const lookAgain = "2 seconds"
-// Of each queue, so many errands stay in work until there is room. The others go behind the errands of other queues, as a group in
-// which lua/Queue.lua lets 64 be in work. They take turns there, for a run may stop whose errand is far behind. Of these, two stay for
-// their process, or it would lose its place in the line. They give way at last: the errands of many processes would be the whole group.
-const mostPatient = 16
-const mostPatientBehind = 2
-const mostInGroup = 64
-// In milliseconds. All turns end together, so their requests share calls.
-const turn = 500
-const longestPatient = "30 seconds"
-
-/** The queue of an errand has no room: the errand waits behind others. */
-class Behind {
-  readonly queue: string
-
-  constructor(queue: string) {
-    this.queue = queue
-  }
-}
-
 class Conductor {
   readonly home: Home
   readonly #stops = new Stops()
-  readonly #patient = new Map<Port["queue"], number>()
+  readonly #room: Room
 
   constructor(home: Home) {
     this.home = home
+    this.#room = new Room(home.space.kernel.io)
   }
 
   // An errand that goes behind others is stored again in the step that ends this delivery of it.
@@ -164,9 +144,9 @@ class Conductor {
   ): Effect.Effect<Offered | undefined, unknown> {
     const subscriber: Subscriber = { errands: this.home.name, reference }
     return Effect.mapError(
-      this.#inLine(
+      this.#room.inLine(
         port.queue,
-        (waits) => innerOf(port.queue).offerFor(payload, options, subscriber, waits),
+        (waits) => patiently(innerOf(port.queue).offerFor(payload, options, subscriber, waits), waits),
         isBehind,
         isStopped,
         stop
@@ -177,51 +157,6 @@ class Conductor {
           ? new Unmade("failed", error.message)
           : error
     )
-  }
-
-  // Fails if the queue has no room, and the run has stopped meanwhile or others wait. Answers nothing if `stop` came first.
-  #inLine<A, E>(
-    queue: Port["queue"],
-    offering: (waits: () => void) => Effect.Effect<A, E>,
-    isBehind: boolean,
-    isStopped: Effect.Effect<boolean, unknown>,
-    stop: Effect.Effect<void> = Effect.never
-  ): Effect.Effect<A | undefined, unknown> {
-    return Effect.suspend((): Effect.Effect<A | undefined, unknown> => {
-      const waits = Deferred.makeUnsafe<void>()
-      return Effect.raceAllFirst([
-        offering(() => Deferred.doneUnsafe(waits, Effect.void)),
-        Effect.as(stop, undefined),
-        Effect.andThen(Deferred.await(waits), this.#wait(queue, isBehind, isStopped))
-      ])
-    })
-  }
-
-  #wait(
-    queue: Port["queue"],
-    isBehind: boolean,
-    isStopped: Effect.Effect<boolean, unknown>
-  ): Effect.Effect<never, unknown> {
-    return Effect.suspend(() => {
-      const ofQueue = this.#patient.get(queue) ?? 0
-      const goBehind = Effect.fail(new Behind(queue.name))
-      if (ofQueue >= (isBehind ? mostPatientBehind : mostPatient)) {
-        return isBehind ? Effect.delay(goBehind, turn - this.home.space.kernel.io.now() % turn) : goBehind
-      }
-      const count = (by: number) => this.#patient.set(queue, (this.#patient.get(queue) ?? 0) + by)
-      const stopped = Effect.andThen(
-        // While the run cannot be asked, the offer goes on.
-        Effect.repeat(Effect.delay(Effect.orElseSucceed(isStopped, () => false), lookAgain), {
-          until: (stopped) => stopped
-        }),
-        Effect.fail("the run has stopped")
-      )
-      return Effect.acquireUseRelease(
-        Effect.sync(() => count(1)),
-        () => isBehind ? Effect.raceFirst(stopped, Effect.delay(goBehind, longestPatient)) : stopped,
-        () => Effect.sync(() => count(-1))
-      )
-    })
   }
 
   #offer(errand: NodeErrand, repeated: boolean, isBehind: boolean): Effect.Effect<unknown, unknown> {
@@ -402,9 +337,9 @@ class Conductor {
       Effect.flatMap(
         Effect.try({ try: callback.payload, catch: (cause) => cause }),
         (payload) =>
-          this.#inLine(
+          this.#room.inLine(
             callback.port.queue,
-            (waits) => innerOf(callback.port.queue).offerFor(payload, { id }, undefined, waits),
+            (waits) => patiently(innerOf(callback.port.queue).offerFor(payload, { id }, undefined, waits), waits),
             isBehind,
             Effect.succeed(false)
           )
@@ -457,7 +392,7 @@ export const conduct = (home: Home): Effect.Effect<void, FlowError, Scope.Scope>
     handler: conductor.handle,
     lease: home.lease,
     // Errands that wait for room leave as many slots to the others.
-    concurrency: 256 + home.queues.size * (mostPatient + mostInGroup),
+    concurrency: 256 + home.queues.size * mostOfQueue,
     fail
   })
 }
