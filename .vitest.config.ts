@@ -55,6 +55,8 @@ export default defineConfig({
     pool: "forks",
     // Each file starts its own Redis, and waits most of the time.
     maxWorkers: 3,
+    // A process for each file would spend a second on loading the same modules.
+    isolate: false,
     sequence: { sequencer: LongestFirst },
     // A test that waits for a lease to lapse, or for a failover, takes seconds; one that hangs should still end.
     testTimeout: 60_000 * Math.max(1, effort),
