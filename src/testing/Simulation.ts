@@ -63,6 +63,7 @@ import * as Layer from "effect/Layer"
 import type * as Option from "effect/Option"
 import * as Schema from "effect/Schema"
 import * as Semaphore from "effect/Semaphore"
+import { flag } from "../internal/hold/place.ts"
 import { millisIn } from "../internal/io.ts"
 import { connectionsOf } from "../internal/redis/connection.ts"
 import { type Course, randomOf, seedOf } from "../internal/simulation/choices.ts"
@@ -319,11 +320,6 @@ const durationOf = (input: Duration.Input, what: string): number => {
 
 // Generators of random numbers have so many states.
 const seeds = 2 ** 32
-
-const flag = (value: boolean, what: string): boolean => {
-  if (typeof value !== "boolean") throw new RangeError(`${what} must be true or false`)
-  return value
-}
 
 const settingsOf = (options: Options): Settings => {
   if (typeof options !== "object" || options === null) throw new RangeError("options must be an object")

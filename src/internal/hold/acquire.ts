@@ -18,7 +18,7 @@ import { findHold, isDetached, isInside, note, under } from "./holding.ts"
 import { type LeaseLost, WaitTimeout } from "./loss.ts"
 import { Membership, type Observer } from "./membership.ts"
 import { watchOverruns } from "./overruns.ts"
-import { Coordinator, duration, oneOf, type Place, type Space, spaceOf } from "./place.ts"
+import { Coordinator, duration, flag, oneOf, type Place, type Space, spaceOf } from "./place.ts"
 import { spanned, spannedScope, spannedUntil } from "./span.ts"
 
 export type Restore = <A, E, R>(effect: Effect.Effect<A, E, R>) => Effect.Effect<A, E, R>
@@ -203,7 +203,7 @@ export const check = (options: (WaitOptions & { readonly reentrant?: boolean | u
   if (options?.wait !== undefined) duration(options.wait, "wait")
   if (options?.maxHold !== undefined) duration(options.maxHold, "maxHold")
   if (options?.release !== undefined) oneOf(options.release, "release", releases)
-  for (const what of ["cached", "reentrant"] as const) oneOf(options?.[what] ?? false, what, [true, false])
+  for (const what of ["cached", "reentrant"] as const) flag(options?.[what] ?? false, what)
 }
 
 const newHold = <E, A>(acquiring: Acquire<E, A>): Hold => {

@@ -195,8 +195,8 @@ export const instant = (input: DateTime.DateTime.Input, what: string): number =>
   return Math.max(0, Math.ceil(DateTime.toEpochMillis(time)))
 }
 
-/** One of a few words, or yes or no. */
-export const oneOf = <const A extends string | boolean>(value: A, what: string, among: ReadonlyArray<A>): A => {
+/** One of a few words. */
+export const oneOf = <const A extends string>(value: A, what: string, among: ReadonlyArray<A>): A => {
   if (!among.includes(value)) throw new RangeError(`${what} must be one of ${among.join(", ")}`)
   return value
 }
