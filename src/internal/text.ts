@@ -20,7 +20,7 @@ export const messageOf = (error: unknown): string =>
 export const prettyOf = (cause: Cause.Cause<unknown>): string => attempted(() => Cause.pretty(cause))
 
 // Of an error that is kept with a dead letter.
-const mostText = 4096
+export const mostText = 4096
 
 /** Of what may be no text: handlers may discard what they have caught. */
 export const shortened = (text: unknown): string => textOf(text).slice(0, mostText).toWellFormed()

@@ -28,7 +28,7 @@ export class Former {
 
   /** Ends one that has nothing. */
   end(id: string): void {
-    this.#sessions.set(id, 0)
+    this.add(id)
     void this.#retire()
   }
 

@@ -17,7 +17,7 @@ import { textOf } from "../text.ts"
 import { fail, type FlowError } from "./errors.ts"
 import type { Port } from "./graph.ts"
 import { type About, type Ended, failing, type Home, type Over, type StateLetter } from "./home.ts"
-import { Behind, mostOfQueue, patiently, Room } from "./room.ts"
+import { Behind, mostOfQueue, Room } from "./room.ts"
 import { states } from "./runs.ts"
 import { Stops } from "./stops.ts"
 
@@ -146,7 +146,7 @@ class Conductor {
     return Effect.mapError(
       this.#room.inLine(
         port.queue,
-        (waits) => patiently(innerOf(port.queue).offerFor(payload, options, subscriber, waits), waits),
+        (waits) => innerOf(port.queue).offerFor(payload, options, subscriber, waits),
         isBehind,
         isStopped,
         stop
@@ -339,7 +339,7 @@ class Conductor {
         (payload) =>
           this.#room.inLine(
             callback.port.queue,
-            (waits) => patiently(innerOf(callback.port.queue).offerFor(payload, { id }, undefined, waits), waits),
+            (waits) => innerOf(callback.port.queue).offerFor(payload, { id }, undefined, waits),
             isBehind,
             Effect.succeed(false)
           )

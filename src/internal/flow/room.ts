@@ -26,7 +26,7 @@ const longestPatient = "30 seconds"
 const shortestPause = 25
 
 /** Offers again for as long as the queue is full. */
-export const patiently = <A>(
+const patiently = <A>(
   offer: Effect.Effect<A, QueueError>,
   waits: () => void,
   pause = shortestPause
@@ -60,17 +60,18 @@ export class Room {
   }
 
   /** Fails if the queue has no room, and the run has stopped meanwhile or others wait. Answers nothing if `stop` came first. */
-  inLine<A, E>(
+  inLine<A>(
     queue: Port["queue"],
-    offering: (waits: () => void) => Effect.Effect<A, E>,
+    offering: (waits: () => void) => Effect.Effect<A, QueueError>,
     isBehind: boolean,
     isStopped: Effect.Effect<boolean, unknown>,
     stop: Effect.Effect<void> = Effect.never
   ): Effect.Effect<A | undefined, unknown> {
     return Effect.suspend((): Effect.Effect<A | undefined, unknown> => {
       const waits = Deferred.makeUnsafe<void>()
+      const told = () => Deferred.doneUnsafe(waits, Effect.void)
       return Effect.raceAllFirst([
-        offering(() => Deferred.doneUnsafe(waits, Effect.void)),
+        patiently(offering(told), told),
         Effect.as(stop, undefined),
         Effect.andThen(Deferred.await(waits), this.#wait(queue, isBehind, isStopped))
       ])

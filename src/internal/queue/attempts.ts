@@ -7,7 +7,7 @@ import type { Kernel } from "../actor/kernel.ts"
 import type { Session } from "../actor/session.ts"
 import { guarded } from "../hold/guard.ts"
 import { describe } from "../hold/loss.ts"
-import { prettyOf, shortened } from "../text.ts"
+import { mostText, prettyOf, shortened } from "../text.ts"
 import { Job, type Task } from "./job.ts"
 
 /** The outcome of an attempt for its job. */
@@ -120,7 +120,7 @@ export class Attempts<R> {
     judged.addObserver((judgement) => {
       if (Exit.isSuccess(judgement)) return this.#settle(task, judgement.value)
       // Half of the text for each.
-      const why = prettyOf(judgement.cause).slice(0, 2048)
+      const why = prettyOf(judgement.cause).slice(0, mostText / 2)
       const message = shortened(`${why}\n\nbehind the failure of the handler: ${prettyOf(failure.cause)}`)
       const outcome = task.isKept ? JSON.stringify(["failed", message]) : ""
       this.#settle(task, { tag: "bury", reason: "failed", message, outcome })
