@@ -21,6 +21,18 @@ const launch = (context: Node, singleton: Layer.Layer<never, never, Coordinator.
 const until = (condition: () => boolean, what: string) =>
   within(eventually(Effect.sync(() => assert.isTrue(condition()))), 5000, what)
 
+const at = (time: string, day = 1) => Date.parse(`2030-01-0${day}T${time}Z`)
+
+// The same calendar in both forms.
+const tenMinutes = Cron.parseUnsafe("*/10 * * * *", "UTC")
+const calendars = [
+  ["cron", tenMinutes],
+  ["schedule", Schedule.cron(tenMinutes) as Schedule.Schedule<unknown, void>]
+] as const
+const variants = calendars.flatMap(([name, times]) =>
+  (["once", "skip"] as const).map((missed) => [name, times, missed] as const)
+)
+
 /** A clock that the test moves, and that knows its sleepers. */
 const manualClock = () => {
   let monotonic = 0
@@ -241,12 +253,10 @@ layer(TestServer.layer, live)("a schedule", (it) => {
   it.effect("keeps the times of a Cron: the same for all, none twice, missed ones left out or made up for once", () =>
     several(2, ([a, b], namespace, server) =>
       Effect.gen(function*() {
-        const cron = Cron.parseUnsafe("*/10 * * * *", "UTC")
-        const at = (time: string) => Date.parse(`2030-01-01T${time}Z`)
         for (const missed of ["skip", "once"] as const) {
           const runs: Array<number> = []
           const tick = Effect.clockWith((clock) => Effect.sync(() => runs.push(clock.currentTimeMillisUnsafe())))
-          const scheduled = Singleton.schedule(missed, tick, cron, { missed, timeToLive: "10 seconds" })
+          const scheduled = Singleton.schedule(missed, tick, tenMinutes, { missed, timeToLive: "10 seconds" })
           const { asleep, clock, set } = manualClock()
           yield* Effect.gen(function*() {
             const go = (millis: number, count: number) =>
@@ -346,10 +356,9 @@ layer(TestServer.layer, live)("a schedule", (it) => {
   it.effect("keeps the times of a Schedule that has a calendar, behind another process too", () =>
     several(2, ([a, b], namespace, server) =>
       Effect.gen(function*() {
-        const at = (time: string) => Date.parse(`2030-01-01T${time}Z`)
         const runs: Array<number> = []
         const tick = Effect.clockWith((clock) => Effect.sync(() => runs.push(clock.currentTimeMillisUnsafe())))
-        const times = Schedule.cron(Cron.parseUnsafe("*/10 * * * *", "UTC")) as Schedule.Schedule<unknown, void>
+        const [, [, times]] = calendars
         const scheduled = Singleton.schedule("calendar", tick, times, { timeToLive: "10 seconds" })
         const { asleep, clock, set } = manualClock()
         yield* Effect.gen(function*() {
@@ -379,10 +388,7 @@ layer(TestServer.layer, live)("a schedule", (it) => {
   it.effect("runs no tick of a calendar twice when the clock is set back in a tick", () =>
     several(1, ([a], namespace, server) =>
       Effect.gen(function*() {
-        const at = (time: string) => Date.parse(`2030-01-01T${time}Z`)
-        const calendar = Cron.parseUnsafe("*/10 * * * *", "UTC")
-        const schedule = Schedule.cron(calendar) as Schedule.Schedule<unknown, void>
-        for (const [name, times] of [["cron", calendar], ["schedule", schedule]] as const) {
+        for (const [name, times] of calendars) {
           const { asleep, clock, set, step } = manualClock()
           const runs: Array<number> = []
           const tick = Effect.sync(() => {
@@ -406,51 +412,46 @@ layer(TestServer.layer, live)("a schedule", (it) => {
   it.effect("looks at its clock again while it waits for a tick of a calendar", () =>
     several(1, ([a], namespace, server) =>
       Effect.gen(function*() {
-        const at = (time: string) => Date.parse(`2030-01-01T${time}Z`)
-        const calendar = Cron.parseUnsafe("*/10 * * * *", "UTC")
-        const schedule = Schedule.cron(calendar) as Schedule.Schedule<unknown, void>
-        for (const [name, times] of [["cron", calendar], ["schedule", schedule]] as const) {
-          for (const missed of ["once", "skip"] as const) {
-            const { asleep, clock, set, step } = manualClock()
-            const runs: Array<string> = []
-            const tick = Effect.sync(() =>
-              runs.push(new Date(clock.currentTimeMillisUnsafe()).toISOString().slice(11, 21))
-            )
-            yield* Effect.gen(function*() {
-              const sleeps = until(asleep, "the schedule sleeps")
-              const pass = (time: string) => Effect.andThen(sleeps, Effect.sync(() => set(at(time))))
-              const ran = (time: string) => until(() => runs.at(-1) === `${time}.0`, `the tick at ${time}`)
-              set(at("00:05"))
-              const options = { missed, timeToLive: "10 seconds" } as const
-              const fiber = yield* launch(a!, Singleton.schedule(name, tick, times, options))
-              // Set back: as much time passes as the tick was away, and it is not run before the clock says so.
-              yield* sleeps
-              step(at("00:03"))
-              yield* pass("00:09")
-              yield* pass("00:10")
-              yield* ran("00:10:00")
-              // Set forward, past two ticks.
-              yield* sleeps
-              step(at("00:34"))
-              yield* pass("00:35")
-              if (missed === "once") yield* ran("00:35:00")
-              yield* pass("00:40")
-              yield* ran("00:40:00")
-              // Set forward by less than a second, and a process that is busy for long: these ticks are only late.
-              yield* pass("00:49:57")
-              yield* sleeps
-              step(at("00:49:57.500"))
-              yield* pass("00:50:00.500")
-              yield* until(() => runs.at(-1) === "00:50:00.5", "the tick at 00:50")
-              yield* pass("01:03")
-              yield* ran("01:03:00")
-              yield* Fiber.interrupt(fiber)
-            }).pipe(Effect.provideService(Clock.Clock, clock))
-            const between = missed === "once" ? ["00:35:00.0"] : []
-            const expected = ["00:10:00.0", ...between, "00:40:00.0", "00:50:00.5", "01:03:00.0"]
-            assert.deepStrictEqual(runs, expected, `${name} ${missed}`)
-            yield* server.cli("DEL", `{${namespace}:00}:tick:${name}`)
-          }
+        for (const [name, times, missed] of variants) {
+          const { asleep, clock, set, step } = manualClock()
+          const runs: Array<string> = []
+          const tick = Effect.sync(() =>
+            runs.push(new Date(clock.currentTimeMillisUnsafe()).toISOString().slice(11, 21))
+          )
+          yield* Effect.gen(function*() {
+            const sleeps = until(asleep, "the schedule sleeps")
+            const pass = (time: string) => Effect.andThen(sleeps, Effect.sync(() => set(at(time))))
+            const ran = (time: string) => until(() => runs.at(-1) === `${time}.0`, `the tick at ${time}`)
+            set(at("00:05"))
+            const options = { missed, timeToLive: "10 seconds" } as const
+            const fiber = yield* launch(a!, Singleton.schedule(name, tick, times, options))
+            // Set back: as much time passes as the tick was away, and it is not run before the clock says so.
+            yield* sleeps
+            step(at("00:03"))
+            yield* pass("00:09")
+            yield* pass("00:10")
+            yield* ran("00:10:00")
+            // Set forward, past two ticks.
+            yield* sleeps
+            step(at("00:34"))
+            yield* pass("00:35")
+            if (missed === "once") yield* ran("00:35:00")
+            yield* pass("00:40")
+            yield* ran("00:40:00")
+            // Set forward by less than a second, and a process that is busy for long: these ticks are only late.
+            yield* pass("00:49:57")
+            yield* sleeps
+            step(at("00:49:57.500"))
+            yield* pass("00:50:00.500")
+            yield* until(() => runs.at(-1) === "00:50:00.5", "the tick at 00:50")
+            yield* pass("01:03")
+            yield* ran("01:03:00")
+            yield* Fiber.interrupt(fiber)
+          }).pipe(Effect.provideService(Clock.Clock, clock))
+          const between = missed === "once" ? ["00:35:00.0"] : []
+          const expected = ["00:10:00.0", ...between, "00:40:00.0", "00:50:00.5", "01:03:00.0"]
+          assert.deepStrictEqual(runs, expected, `${name} ${missed}`)
+          yield* server.cli("DEL", `{${namespace}:00}:tick:${name}`)
         }
       })))
 
@@ -486,43 +487,37 @@ layer(TestServer.layer, live)("a schedule", (it) => {
   it.effect("makes up for the ticks of a calendar that were due while an earlier one ran", () =>
     several(1, ([a], namespace, server) =>
       Effect.gen(function*() {
-        const at = (time: string) => Date.parse(`2030-01-01T${time}Z`)
-        const calendar = Cron.parseUnsafe("*/10 * * * *", "UTC")
-        const schedule = Schedule.cron(calendar) as Schedule.Schedule<unknown, void>
-        for (const [name, times] of [["cron", calendar], ["schedule", schedule]] as const) {
-          for (const missed of ["once", "skip"] as const) {
-            const { asleep, clock, set } = manualClock()
-            const runs: Array<number> = []
-            const finish = yield* Deferred.make<void>()
-            const tick = Effect.suspend(() =>
-              runs.push(clock.currentTimeMillisUnsafe()) === 1 ? Deferred.await(finish) : Effect.void
-            )
-            yield* Effect.gen(function*() {
-              set(at("00:05"))
-              const options = { missed, timeToLive: "10 seconds" } as const
-              const fiber = yield* launch(a!, Singleton.schedule(name, tick, times, options))
-              yield* until(asleep, "the schedule sleeps")
-              set(at("00:10"))
-              yield* until(() => runs.length === 1, "the first tick")
-              // Two more are due before it ends.
-              set(at("00:35"))
-              yield* Deferred.succeed(finish, undefined)
-              yield* until(asleep, "the schedule sleeps")
-              set(at("00:40"))
-              yield* until(() => runs.at(-1) === at("00:40"), "the last tick")
-              yield* Fiber.interrupt(fiber)
-            }).pipe(Effect.provideService(Clock.Clock, clock))
-            const between = missed === "once" ? [at("00:35")] : []
-            assert.deepStrictEqual(runs, [at("00:10"), ...between, at("00:40")], `${name} ${missed}`)
-            yield* server.cli("DEL", `{${namespace}:00}:tick:${name}`)
-          }
+        for (const [name, times, missed] of variants) {
+          const { asleep, clock, set } = manualClock()
+          const runs: Array<number> = []
+          const finish = yield* Deferred.make<void>()
+          const tick = Effect.suspend(() =>
+            runs.push(clock.currentTimeMillisUnsafe()) === 1 ? Deferred.await(finish) : Effect.void
+          )
+          yield* Effect.gen(function*() {
+            set(at("00:05"))
+            const options = { missed, timeToLive: "10 seconds" } as const
+            const fiber = yield* launch(a!, Singleton.schedule(name, tick, times, options))
+            yield* until(asleep, "the schedule sleeps")
+            set(at("00:10"))
+            yield* until(() => runs.length === 1, "the first tick")
+            // Two more are due before it ends.
+            set(at("00:35"))
+            yield* Deferred.succeed(finish, undefined)
+            yield* until(asleep, "the schedule sleeps")
+            set(at("00:40"))
+            yield* until(() => runs.at(-1) === at("00:40"), "the last tick")
+            yield* Fiber.interrupt(fiber)
+          }).pipe(Effect.provideService(Clock.Clock, clock))
+          const between = missed === "once" ? [at("00:35")] : []
+          assert.deepStrictEqual(runs, [at("00:10"), ...between, at("00:40")], `${name} ${missed}`)
+          yield* server.cli("DEL", `{${namespace}:00}:tick:${name}`)
         }
       })))
 
   it.effect("does not wait for a clock that was ahead, if its times are intervals", () =>
     several(2, ([a, b], namespace, server) =>
       Effect.gen(function*() {
-        const at = (time: string, day = 1) => Date.parse(`2030-01-0${day}T${time}Z`)
         const { asleep, clock, set, step } = manualClock()
         const runs: Array<number> = []
         const tick = Effect.sync(() => runs.push(clock.currentTimeMillisUnsafe()))

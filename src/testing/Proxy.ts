@@ -197,7 +197,7 @@ class Pair {
   readonly #waiting: Array<Exclude<Verdict, "drop" | "blackhole"> | "swallow"> = []
   readonly #requests = serial()
   readonly #replies = serial()
-  // Functions that end the delays of what is held back.
+  // Each function ends the delay of a request or a reply that the proxy holds back.
   readonly #hurry = new Set<() => void>()
   // Whether it does not speak Redis's protocol, as with TLS.
   #opaque: boolean | undefined

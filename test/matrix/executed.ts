@@ -79,7 +79,7 @@ export const executed = (verdict: Verdict): void =>
         Effect.gen(function*() {
           assert.isTrue(complete)
           const server = yield* TestServer
-          // Answers whether the request was sent, and what is left behind.
+          // This run answers whether the request was sent, and whether its coordinators have left anything behind.
           const suffered = (verb: string, key: string) =>
             Effect.scoped(Effect.gen(function*() {
               const namespace = freshNamespace()

@@ -73,7 +73,8 @@ const perBefore = 256
 const weightOf = ({ wish: { after, body } }: Item): number =>
   after === undefined ? body.length : body.length + after.length * perBefore
 
-// The delay and the time to expire begin with the offer, so each try has what is left of them. The letters d and e have no other numbers.
+// The delay and the time to expire of a job begin with its offer, so each try of the offer has what is left of them. Behind the letters d
+// and e, a wish has no other numbers.
 const afterWait = (wish: Wish, millis: number): Wish => {
   const more = wish.more.replace(/([de])(\d+)/g, (_, letter, time) => `${letter}${Math.max(0, time - millis)}`)
   return more === wish.more ? wish : { ...wish, more }
