@@ -476,10 +476,8 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("C
           yield* Effect.provideContext(Lock.withLock(Effect.void, "a"), context)
           yield* server.cli("ZADD", `{${namespace}:00}:due`, 0, "@lock:one that is gone")
           // As the reply to its last request would say.
-          spaceOf(Context.get(context, Coordinator.Coordinator)).kernel.partitionAt(0).reaper.expect({
-            millis: 0,
-            ending: undefined
-          })
+          const { kernel } = spaceOf(Context.get(context, Coordinator.Coordinator))
+          kernel.partitionAt(0).reaper.expect({ millis: 0, ending: undefined }, kernel.io.now())
         }))
         assert.deepStrictEqual(yield* remainsOf([server], namespace), [])
       }

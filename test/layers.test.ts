@@ -20,7 +20,7 @@ import { Vigil } from "../src/internal/actor/vigil.ts"
 import type { Claim } from "../src/internal/hold/claim.ts"
 import { Hold } from "../src/internal/hold/hold.ts"
 import { Tenancy } from "../src/internal/hold/tenancy.ts"
-import { live as io } from "../src/internal/io.ts"
+import { type Io, live as io } from "../src/internal/io.ts"
 import { connectionsOf } from "../src/internal/redis/connection.ts"
 import { eventually } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, TestServer } from "./support/live.ts"
@@ -223,6 +223,36 @@ layer(TestServer.layer, live)("without the layers above it", (it) => {
         })
       )
   )
+
+  it.effect("a reaper asks as long before the time as the way to Redis was the last time", () =>
+    Effect.gen(function*() {
+      const { transport } = yield* alone
+      const timers: Array<number> = []
+      const clock: Io = {
+        ...io,
+        now: () => 1000,
+        random: () => 0,
+        exactly: (millis) => {
+          timers.push(millis)
+          return { cancel: ignore }
+        }
+      }
+      const reaper = new Reaper(transport, clock, "p:", ignore, () => true, () => undefined)
+      reaper.expect({ millis: 300, ending: "a session" }, 998)
+      // Not as near.
+      reaper.expect({ millis: 299, ending: "a session" }, 1000)
+      reaper.expect({ millis: 10, ending: "a session" }, 970)
+      assert.deepStrictEqual(timers, [298, 0])
+    }).pipe(Effect.scoped))
+
+  it.effect("what waits to a part of a millisecond is never early", () =>
+    Effect.promise(async () => {
+      for (let turn = 0; turn < 60; turn++) {
+        const until = performance.now() + turn / 7
+        await new Promise<void>((resolve) => io.exactly(turn / 7, resolve))
+        assert.isAtLeast(performance.now(), until)
+      }
+    }))
 
   it.effect("holds and waits live on a channel, and are passed on when their keeper releases them", () =>
     Effect.gen(function*() {

@@ -25,6 +25,8 @@ export interface Io {
   readonly wall: () => number
   /** Calls back once, after so many milliseconds. Real timers: a test's `TestClock` must not lose sessions. */
   readonly after: (millis: number, f: () => void) => Timer
+  /** As `after`, to a part of a millisecond, and never before: it takes the processor for some two milliseconds. */
+  readonly exactly: (millis: number, f: () => void) => Timer
   /** Calls back at the end of this turn of the event loop. */
   readonly defer: (f: () => void) => void
   /** From 0 up to 1. */
@@ -63,19 +65,31 @@ const within = (millis: number, f: () => void): Timer => {
   return { cancel: () => clearImmediate(turn) }
 }
 
+const after = (millis: number, f: () => void): Timer => {
+  if (millis < 1) return within(millis, f)
+  const set = (rest: number) =>
+    setTimeout(() => {
+      if (rest > longest) timer = set(rest - longest)
+      else f()
+    }, Math.min(rest, longest))
+  let timer = set(millis)
+  return { cancel: () => clearTimeout(timer) }
+}
+
+// Timers of Node are up to a millisecond late, or early.
+const exactly = (millis: number, f: () => void): Timer => {
+  const until = performance.now() + millis
+  let timer = after(millis - 1, () => {
+    timer = within(until - performance.now(), f)
+  })
+  return { cancel: () => timer.cancel() }
+}
+
 export const live: Io = {
   now: () => performance.now(),
   wall: () => Date.now(),
-  after: (millis, f) => {
-    if (millis < 1) return within(millis, f)
-    const set = (rest: number) =>
-      setTimeout(() => {
-        if (rest > longest) timer = set(rest - longest)
-        else f()
-      }, Math.min(rest, longest))
-    let timer = set(millis)
-    return { cancel: () => clearTimeout(timer) }
-  },
+  after,
+  exactly,
   // Half of what `queueMicrotask` costs, and it is in every call.
   defer: (f) => void settled.then(f),
   random: Math.random,

@@ -213,7 +213,7 @@ export class Channel implements Beating, First, Guarded {
     const { hooks, io } = this.#office
     this.#renewed(session, sentAt, sentAtWall)
     hooks.metrics.batch(replies.length, io.now() - begunAt)
-    if (next !== undefined) this.reaper.expect(next)
+    if (next !== undefined) this.reaper.expect(next, sentAt)
     // Behind the replies of the same batch, which are taken in at once.
     if (events.length > 0) io.defer(() => this.#hear(session, events))
   }
@@ -272,7 +272,7 @@ export class Channel implements Beating, First, Guarded {
   readonly renewed = (session: Session, sentAt: number, sentAtWall: number, { next, reply }: Renewed): void => {
     if (session.lost !== undefined) return
     this.#renewed(session, sentAt, sentAtWall)
-    this.reaper.expect(next)
+    this.reaper.expect(next, sentAt)
     this.#informed(session, sentAt, sentAtWall, reply)
   }
 

@@ -14,8 +14,6 @@ import type { Message } from "./wire.ts"
 const maxAttempts = 10
 // The partition has something to do at once, and what that is could not be done: not more often than this, in ms.
 const shortestPause = 20
-// A timer may be early by so much, in ms: it is what the rounding of times comes to.
-const tooEarly = 0.01
 
 const renewal: Message = { verb: "session.renew", args: [] }
 
@@ -58,9 +56,10 @@ export class Reaper {
   async insist(messages: ReadonlyArray<Message>): Promise<ReadonlyArray<Reply>> {
     const address = this.#transport.addressOf(this.#prefix, "")
     for (let attempt = 0;; attempt++) {
+      const sentAt = this.#io.now()
       try {
         const { next, replies } = await this.#transport.ask(address, messages)
-        if (next !== undefined) this.expect(next)
+        if (next !== undefined) this.expect(next, sentAt)
         return replies
       } catch (cause) {
         if (!(cause instanceof RedisError) || !isTransient(cause) || attempt === maxAttempts || this.#closed) {
@@ -71,23 +70,21 @@ export class Reaper {
     }
   }
 
-  /** The partition has something to do. */
-  expect({ ending, millis }: Next): void {
+  /**
+   * The partition has something to do, by the answer to a call that was sent at that time. A call is as long on its way as that one was:
+   * one that comes too early is told how much.
+   */
+  expect({ ending, millis }: Next, sentAt: number): void {
     if (this.#closed || millis < 0 || millis > 0 && !this.#isWanted()) return
     // The first coordinator does the work, and the others find nothing to do; so they do not come at once.
-    const at = this.#io.now() + millis + this.#io.random() / 2
+    const at = Math.max(this.#io.now(), sentAt + millis) + this.#io.random() / 4
     if (this.#timer !== undefined) {
       if (this.#at <= at) return
       this.#timer.cancel()
     }
     this.#at = at
-    this.#arm(ending)
-  }
-
-  #arm(ending: string | undefined): void {
-    this.#timer = this.#io.after(this.#at - this.#io.now(), () => {
-      // Timers of Node may be early by a part of a millisecond, and nothing would be due then.
-      if (this.#at - this.#io.now() > tooEarly) return this.#arm(ending)
+    // Somebody waits for it, and before that time nothing would be due.
+    this.#timer = this.#io.exactly(at - this.#io.now(), () => {
       this.#timer = undefined
       this.#at = Number.POSITIVE_INFINITY
       void this.tick(ending)
@@ -118,7 +115,7 @@ export class Reaper {
     if (due.length === 0 || this.#closed) return
     await Promise.all(due.map((member) => member.startsWith("@") ? this.#ring(member.slice(1)) : this.reap(member)))
     // There may be more than one answer names.
-    if (due.length >= mostNamed) this.expect({ millis: shortestPause, ending: undefined })
+    if (due.length >= mostNamed) this.expect({ millis: shortestPause, ending: undefined }, this.#io.now())
   }
 
   /**

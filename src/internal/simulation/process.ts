@@ -98,6 +98,7 @@ export class Process implements Scheduler.Scheduler, Scheduler.SchedulerDispatch
       now: () => world.now() * rate,
       wall,
       after: (millis, f) => this.#after(millis, f),
+      exactly: (millis, f) => this.#after(millis, f),
       defer: live.defer,
       random,
       id: () =>
