@@ -37,6 +37,8 @@ export const withHold = <A, E, R, E2>(
   Effect.uninterruptibleMask((restore) => {
     const hold = claimed(acquiring)
     let granted = false
+    let finish: Program<A, E | E2>["finish"] | undefined
+    // One finalizer for the request, the program and the hold: there can be many holds.
     return Effect.onExitPrimitive(
       // The effects of the request are made when it is sent, so nothing refers to them while the hold lasts.
       Effect.withFiber((fiber) =>
@@ -47,11 +49,18 @@ export const withHold = <A, E, R, E2>(
             if (outcome[0] !== "granted") return refuse(outcome)
             granted = true
             limit(fiber, place, hold, options)
-            return protecting(fiber, self, [hold], restore, fail, undefined)
+            const program = begin(fiber, self, [hold], fail, undefined)
+            if (Effect.isEffect(program)) return program
+            finish = program.finish
+            return restore(program.joined)
           }
         )
       ),
-      (exit) => granted ? leave(hold) : forsake(hold, exit),
+      (exit): Effect.Effect<void, E | E2> | undefined => {
+        if (!granted) return forsake(hold, exit)
+        const finishing = finish?.()
+        return finishing === undefined ? leave(hold) : Effect.onExitPrimitive(finishing, () => leave(hold), true)
+      },
       true
     )
   })
@@ -170,8 +179,6 @@ export const protect = <A, E, R, E2>(
 ): Effect.Effect<A, E | E2, R> =>
   Effect.withFiber<A, E | E2, R>((parent) => protecting(parent, self, [hold], restore, fail, limited))
 
-// The body runs in a fiber of its own, so that it can be interrupted without the fiber that holds. That one does not end
-// before it, so it needs no supervision beyond being joined. It is started at once. `limited` is about the first hold.
 const protecting = <A, E, R, E2>(
   parent: Fiber.Fiber<unknown, unknown>,
   self: Effect.Effect<A, E, R>,
@@ -180,6 +187,28 @@ const protecting = <A, E, R, E2>(
   fail: (error: LeaseLost) => E2,
   limited: Limiting | undefined
 ): Effect.Effect<A, E | E2, R> => {
+  const program = begin(parent, self, holds, fail, limited)
+  return Effect.isEffect(program) ? program : Effect.onExitPrimitive(restore(program.joined), program.finish, true)
+}
+
+/** A program under its holds that has not ended yet. */
+interface Program<A, E> {
+  /** Ends when it does. */
+  readonly joined: Effect.Effect<A, E>
+  /** Called when the wait for it has ended: interrupts it if it has not. */
+  readonly finish: () => Effect.Effect<void, E> | undefined
+}
+
+// The body runs in a fiber of its own, so that it can be interrupted without the fiber that holds. That one does not end
+// before it, so it needs no supervision beyond being joined. It is started at once, and can have ended then. `limited` is about the
+// first hold.
+const begin = <A, E, R, E2>(
+  parent: Fiber.Fiber<unknown, unknown>,
+  self: Effect.Effect<A, E, R>,
+  holds: ReadonlyArray<Hold>,
+  fail: (error: LeaseLost) => E2,
+  limited: Limiting | undefined
+): Program<A, E | E2> | Effect.Effect<A, E | E2> => {
   let { context } = parent
   for (const hold of holds) {
     if (!hold.active) return Effect.fail(fail(hold.lossError()))
@@ -199,9 +228,9 @@ const protecting = <A, E, R, E2>(
   const interrupt = () => child.interruptUnsafe(parent.id)
   for (const hold of holds) hold.onLoss(interrupt)
   const timer = limited && Effect.runForkWith(parent.context)(limiting(limited.place, holds[0]!, limited.maxHold))
-  return Effect.onExitPrimitive(
-    restore(joined(child, (exit) => outcome(holds, exit, fail))),
-    () => {
+  return {
+    joined: joined(child, (exit) => outcome(holds, exit, fail)),
+    finish: () => {
       // An interruption has ended the wait for it, or has skipped that.
       if (child.pollUnsafe() === undefined) {
         return Effect.andThen(
@@ -214,9 +243,8 @@ const protecting = <A, E, R, E2>(
       }
       end(holds, interrupt, timer)
       return undefined
-    },
-    true
-  )
+    }
+  }
 }
 
 /** Starts a program, and counts it. That fails where the stack is too deep. */
