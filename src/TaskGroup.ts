@@ -92,6 +92,7 @@ import {
   type TaskGroupError
 } from "./internal/taskGroup/errors.ts"
 import { registeredIn, type Registration, type State, type Status, Tasks } from "./internal/taskGroup/tasks.ts"
+import { showAs } from "./internal/text.ts"
 import type { Lease } from "./Lease.ts"
 
 export {
@@ -403,6 +404,7 @@ class TaskGroupImpl<A, E> implements TaskGroup<A, E>, waiting.Group<A, E> {
   readonly error: Payload<E>
 
   constructor(tasks: Tasks, options: Options<A, E>) {
+    showAs(this, { _id: "lockstep/TaskGroup", name: tasks.place.name, namespace: tasks.place.namespace })
     this.name = tasks.place.name
     this.tasks = tasks
     this.result = payload(options.result, tasks.place)

@@ -5,7 +5,9 @@ import * as Effect from "effect/Effect"
 import * as Exit from "effect/Exit"
 import * as Fiber from "effect/Fiber"
 import * as Layer from "effect/Layer"
+import * as PersistenceRedis from "effect/persistence/Redis"
 import * as Redacted from "effect/Redacted"
+import * as Schema from "effect/Schema"
 import type * as Scope from "effect/Scope"
 import * as Stream from "effect/Stream"
 import * as IoRedis from "ioredis"
@@ -15,6 +17,7 @@ import * as net from "node:net"
 import * as os from "node:os"
 import * as path from "node:path"
 import { inspect } from "node:util"
+import { Coordinator, Election, Lock, Queue, Semaphore, SharedRef, TaskGroup, Topic } from "../src/index.ts"
 import { connectionsOf } from "../src/internal/redis/connection.ts"
 import * as Redis from "../src/Redis.ts"
 import { elapsed } from "./support/awake.ts"
@@ -206,6 +209,34 @@ describe("Redis", () => {
             const flavor = name === "valkey" && !version.startsWith("7.2.") ? "valkey" : "redis"
             assert.deepStrictEqual(redis.server, { flavor, version })
           }))
+      }), 20_000)
+
+    it.live("and nothing that is made of it shows the password, however it is printed", () =>
+      Effect.gen(function*() {
+        const { port } = yield* server("--requirepass", secret)
+        yield* Effect.gen(function*() {
+          const things = [
+            yield* Redis.Redis,
+            yield* PersistenceRedis.Redis,
+            yield* Coordinator.Coordinator,
+            yield* Lock.acquire("a"),
+            yield* Lock.withLock(Effect.void, "a", { wait: 1 }).pipe(Effect.flip),
+            yield* Semaphore.make({ name: "a", permits: 1 }),
+            yield* Election.make({ name: "a" }),
+            yield* TaskGroup.make({ name: "a", result: Schema.Void }),
+            yield* Topic.make({ name: "a", schema: Schema.Void }),
+            yield* Queue.make({ name: "a", payload: Schema.Void }),
+            yield* SharedRef.make({ name: "a", schema: Schema.Number, initial: 0 })
+          ]
+          for (const thing of things) {
+            assert.notInclude(inspect(thing, { depth: 20 }), secret)
+            assert.notInclude(JSON.stringify(thing), secret)
+          }
+        }).pipe(
+          Effect.scoped,
+          Effect.provide(Coordinator.layer()),
+          Effect.provide(Redis.layer({ url: `redis://:${secret}@127.0.0.1:${port}` }))
+        )
       }), 20_000)
 
     it.live("by configuration", () =>

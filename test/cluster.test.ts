@@ -1,6 +1,8 @@
 /** Partitions spread over the primaries of a Redis Cluster: a primary dies, and a slot moves, under load. */
 import { assert, it } from "@effect/vitest"
 import { Deferred, Effect, Fiber, Option, Redacted, Result, Stream } from "effect"
+import type * as IoRedis from "ioredis"
+import { inspect } from "node:util"
 import { Coordinator, Lease, Lock, Redis, Semaphore } from "../src/index.ts"
 import { partitionOf } from "../src/internal/actor/keys.ts"
 import { awake } from "./support/awake.ts"
@@ -279,6 +281,7 @@ it.live(
         const { contexts: [context], losses } = yield* coordinators(nodes, options, 1, credentials)
         yield* Effect.gen(function*() {
           const redis = yield* Redis.Redis
+          assert.notInclude(inspect([redis, ...(redis.client as IoRedis.Cluster).nodes()], { depth: 20 }), "secret")
           const held = yield* holding(key)
           const other = Array.from({ length: 200 }, (_, n) => `other${n}`)
             .find((name) => tagOf(namespace, name) === tagOf(namespace, key))!

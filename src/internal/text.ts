@@ -2,6 +2,7 @@
 
 import * as Cause from "effect/Cause"
 import * as Effect from "effect/Effect"
+import * as Inspectable from "effect/Inspectable"
 
 const attempted = (text: () => string): string => {
   try {
@@ -28,3 +29,9 @@ export const shortened = (text: unknown): string => textOf(text).slice(0, mostTe
 /** Loggers throw where they cannot show a cause. */
 export const logFailure = (message: string, cause: Cause.Cause<unknown>): Effect.Effect<void> =>
   Effect.catchDefect(Effect.logError(message, cause), () => Effect.logError(`${message}: ${prettyOf(cause)}`))
+
+/** Loggers and `console.log` show this instead of all that the object refers to, as passwords. */
+export const showAs = (object: object, shown: object): void => {
+  const value = () => shown
+  Object.defineProperties(object, { toJSON: { value }, [Inspectable.NodeInspectSymbol]: { value } })
+}

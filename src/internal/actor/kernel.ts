@@ -2,6 +2,7 @@
 
 import type { Io } from "../io.ts"
 import type { Connections } from "../redis/connection.ts"
+import { showAs } from "../text.ts"
 import { Channel, type Tenant } from "./channel.ts"
 import type { CoordinatorError } from "./errors.ts"
 import { Home } from "./home.ts"
@@ -102,6 +103,7 @@ export class Kernel implements Office {
   #ids = 0
 
   constructor(connections: Connections, settings: Settings, about: string, hooks: Hooks, io: Io) {
+    showAs(this, { _id: "lockstep/Coordinator", namespace: settings.namespace, name: settings.name })
     this.settings = settings
     this.about = about
     this.hooks = hooks

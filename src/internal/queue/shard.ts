@@ -17,6 +17,7 @@ import type { Observer } from "../hold/membership.ts"
 import { millis, millisOrEndless, oneOf, type Place, placeIn, type Space, whole } from "../hold/place.ts"
 import { question } from "../hold/request.ts"
 import { sending, spanning } from "../hold/span.ts"
+import { showAs } from "../text.ts"
 import { codec } from "../work/codec.ts"
 import type {
   AwaitOptions,
@@ -76,6 +77,7 @@ export class Shard<in out A, in out S, in out E> extends Operations<A> implement
     const partition = kernel.partitionAt((first + shard) % kernel.settings.partitions)
     const place = placeIn(space, partition, "queue", name, options.lease)
     super(place, shard, codec(options.payload, `A job of queue ${JSON.stringify(name)}`, place))
+    showAs(this, { _id: "lockstep/Queue", name, namespace: kernel.settings.namespace })
     this.name = name
     this.#deque = deque
     this.#space = space

@@ -2,6 +2,7 @@
 
 import * as IoRedis from "ioredis"
 import type { Io, Timer } from "../io.ts"
+import { showAs } from "../text.ts"
 import { slotOf } from "./command.ts"
 import type { ClusterConnection, Connection, NodeConnection } from "./connection.ts"
 import {
@@ -106,6 +107,7 @@ class Cluster implements ClusterConnection {
   constructor(options: ClusterOptions) {
     this.#options = options
     this.client = makeClient(options)
+    showAs(this.client, { _id: "ioredis/Cluster", address: options.address })
     this.#inFlight = new InFlight({
       io: options.io,
       addressOf: (command) => this.#nodeOf(command) ?? options.address,
@@ -308,6 +310,7 @@ class Cluster implements ClusterConnection {
   #watch(node: IoRedis.Redis): void {
     const { connectTimeout, io, onUnnamed } = this.#options
     const handshake = handshakes.watch(node, 0, hostPort(node))
+    showAs(node, { _id: "ioredis/Redis", address: hostPort(node) })
     toleratingErrors(node)
     let watchdog: Timer | undefined
     node.on("connect", () => {

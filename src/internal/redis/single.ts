@@ -2,6 +2,7 @@
 
 import * as IoRedis from "ioredis"
 import type { Io, Timer } from "../io.ts"
+import { showAs } from "../text.ts"
 import type { Connection, NodeConnection, ServerInfo, SingleConnection, Topology } from "./connection.ts"
 import { codeOf, ConnectionLost, detailOf, errorFrom, fail, NotConnected, type RedisError, Timeout } from "./errors.ts"
 import { type Handshake, watch } from "./handshake.ts"
@@ -50,6 +51,7 @@ class Single implements SingleConnection {
   constructor(options: SingleOptions) {
     this.#options = options
     this.client = new IoRedis.Redis(this.#clientOptions() as object)
+    showAs(this.client, { _id: "ioredis/Redis", address: options.address })
     toleratingErrors(this.client)
     this.#handshake = watch(this.client, options.base.db ?? 0, options.address)
     this.#inFlight = new InFlight({
