@@ -55,7 +55,8 @@ const options: Simulation.Options = { processes: 2, faults: ["cut", "lost replie
 
 const program = Effect.gen(function*() {
   const lost = yield* Effect.flip(Simulation.explore(scenario(false), { ...options, schedules: 200 }))
-  yield* Console.log(lost.story.slice(-10).join("\n"))
+  // What broke, what was lost, and what was found; `lost.message` has more of the story.
+  yield* Console.log(lost.story.filter((line) => /: logs (Warn|Error) | (fault|check): /.test(line)).join("\n"))
   yield* Console.log(`seed ${lost.seed}: ${lost.reason}`)
 
   const { schedules, simulated } = yield* Simulation.explore(scenario(true), { ...options, schedules: 20 })

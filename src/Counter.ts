@@ -50,6 +50,7 @@ import * as Stream from "effect/Stream"
 import { Coordinator } from "./Coordinator.ts"
 import { type CoordinatorError, coordinatorReasons } from "./internal/actor/errors.ts"
 import { checkName, keyOf } from "./internal/actor/keys.ts"
+import { foreign } from "./internal/actor/transport.ts"
 import { bounded, waitOf } from "./internal/hold/acquire.ts"
 import { followingOf, type Publication, type Publications } from "./internal/hold/following.ts"
 import { describe, WaitTimeout } from "./internal/hold/loss.ts"
@@ -213,6 +214,9 @@ const mostBehind = 1024
 
 const uncertain = () => ["uncertain"] as const
 
+// As lua/Counter.lua writes it, with the time at which it expires.
+const stored = /^(-?\d+) \d+$/
+
 const checkBy = (by: number): number => {
   if (!Number.isSafeInteger(by)) throw new RangeError("by must be a whole number from -(2^53 - 1) to 2^53 - 1")
   // Not -0, which is written as 0.
@@ -235,9 +239,14 @@ class CounterImpl implements Counter {
     this.name = place.name
     this.#place = place
     this.#timeToLive = timeToLive
-    this.get = Effect.mapBoth(read(place, keyOf(place.key, "value")), {
-      onFailure: failed,
-      onSuccess: (text) => text === null ? 0 : Number.parseInt(text, 10)
+    this.get = Effect.matchEffect(read(place, keyOf(place.key, "value")), {
+      onFailure: (error) => Effect.fail(failed(error)),
+      onSuccess: (text) => {
+        const sum = text === null ? 0 : Number(stored.exec(text)?.[1])
+        return Number.isSafeInteger(sum)
+          ? Effect.succeed(sum)
+          : Effect.fail(failed(foreign("counter.get", place.key)))
+      }
     })
     this.changes = this.changesWith({})
   }

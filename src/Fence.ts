@@ -47,7 +47,7 @@ import { describe } from "./internal/hold/loss.ts"
 import { millis, spaceOf, tokenOf } from "./internal/hold/place.ts"
 import { StaleToken } from "./internal/hold/unwritten.ts"
 import { checkArguments } from "./internal/redis/command.ts"
-import { RedisError } from "./internal/redis/errors.ts"
+import { MissingPermission, RedisError } from "./internal/redis/errors.ts"
 import { type Call, call } from "./internal/redis/resp.ts"
 import type { Lease } from "./Lease.ts"
 
@@ -190,11 +190,14 @@ export const withOptions = (options: {
         const [tag, value] = reply as readonly [string, unknown]
         if (tag === "done") return Effect.succeed(value as A)
         const subject = resourceOf(guarded)
-        return Effect.fail(fail(
-          tag === "stale"
-            ? new StaleToken({ ...subject, token, seen: Number(value) })
-            : new CommandRefused({ ...subject, command, code: String(value) })
-        ))
+        switch (tag) {
+          case "stale":
+            return Effect.fail(fail(new StaleToken({ ...subject, token, seen: Number(value) })))
+          case "denied":
+            return Effect.fail(fail(new MissingPermission({ ...subject, command: String(value).toUpperCase() })))
+          default:
+            return Effect.fail(fail(new CommandRefused({ ...subject, command, code: String(value) })))
+        }
       }
     )
   })

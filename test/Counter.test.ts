@@ -59,6 +59,22 @@ layer(TestServer.layer, live)("a counter", (it) => {
         yield* sees(latest.seen, [200, 0])
       })))
 
+  it.effect("fails, and answers no number, where others have written", () =>
+    several(1, ([a], namespace, server) =>
+      Effect.gen(function*() {
+        const counter = yield* on(a!, make())
+        yield* counter.add(1)
+        const key = (yield* keysOf(server, namespace)).find((key) => key.includes("counter-value"))!
+        for (const foreign of ["", "abc", "1", "1.5 0", "9007199254740993 0", "NaN 0"]) {
+          yield* server.cli("SET", key, foreign)
+          const { reason } = yield* Effect.flip(counter.get)
+          assert.deepInclude(reason, { _tag: "ActorDefect", kind: "counter", name: hostile })
+        }
+        yield* server.cli("SET", key, "-7 0")
+        assert.strictEqual(yield* counter.get, -7)
+        yield* counter.reset
+      })))
+
   it.effect("is exact, or refuses", () =>
     withNode(() =>
       Effect.gen(function*() {

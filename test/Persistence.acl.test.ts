@@ -10,6 +10,7 @@ import * as PersistedQueue from "effect/persistence/PersistedQueue"
 import * as Persistence from "effect/persistence/Persistence"
 import * as RateLimiter from "effect/persistence/RateLimiter"
 import * as EffectRedis from "effect/persistence/Redis"
+import * as Queue from "effect/Queue"
 import * as Schedule from "effect/Schedule"
 import * as Schema from "effect/Schema"
 import type * as Scope from "effect/Scope"
@@ -163,4 +164,25 @@ describe("permissions of effect/persistence", () => {
     }
     assert.include(text, `resetchannels -@all ${common.join(" ")}`)
   })
+
+  it.live(
+    "a subscription that may not be ended is ended here, and costs the others nothing",
+    () =>
+      Effect.gen(function*() {
+        const server = yield* standalone({ acl: ["user app on >secret resetchannels &news &other -@all +subscribe"] })
+        const context = yield* Layer.build(Redis.layer({ url: `redis://app:secret@127.0.0.1:${server.port}` }))
+        const redis = Context.get(context, EffectRedis.Redis)
+        const news = yield* redis.subscribe("news")
+        const subscribers = server.cli("CLIENT", "LIST", "TYPE", "pubsub")
+        const idOf = (list: string) => /\bid=(\d+)/.exec(list)![1]
+        yield* Effect.scoped(Effect.andThen(redis.subscribe("other"), Effect.void))
+        const id = idOf(yield* subscribers)
+        yield* Effect.scoped(Effect.andThen(redis.subscribe("other"), Effect.void))
+        yield* server.cli("PUBLISH", "news", "one")
+        assert.strictEqual((yield* Queue.take(news)).message, "one")
+        assert.strictEqual(idOf(yield* subscribers), id)
+        assert.include(yield* server.cli("ACL", "LOG"), "unsubscribe")
+      }).pipe(Effect.scoped),
+    20_000
+  )
 })

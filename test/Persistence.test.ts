@@ -302,6 +302,26 @@ layer(Cluster.layer, { excludeTestServices: true, timeout: "60 seconds" })("Redi
       )
     }).pipe(Effect.scoped, Effect.provide(onCluster)))
 
+  it.effect("a reservation refuses what one of its connections alone would know, and keeps few of them", () =>
+    Effect.gen(function*() {
+      const { nodes } = yield* Cluster
+      const reserved = yield* (yield* EffectRedis.Redis).reserve
+      for (const command of [["MULTI"], ["WATCH", "a"], ["EXEC"], ["DISCARD"], ["AUTH", "a", "b"]] as const) {
+        const [name, ...args] = command
+        const exit = yield* Effect.exit(reserved.send(name, ...args))
+        assert.include(String(exit), `RangeError: Redis: ${name} would change one of several connections on a Cluster`)
+      }
+      const keys = Array.from({ length: 40 }, (_, n) => slotKey(`reserved${n}`))
+      for (const key of keys) assert.strictEqual(yield* reserved.send("SET", key, key), "OK")
+      const replies = yield* Effect.forEach(keys, (key) => reserved.send("GET", key), { concurrency: 10 })
+      assert.deepStrictEqual(replies, keys)
+      yield* eventually("the others are closed", async () => {
+        const lists = await Promise.all(nodes.map(({ client }) => client.client("LIST")))
+        return lists.join("").split(":reserved ").length - 1 <= 4
+      })
+      for (const key of keys) yield* reserved.send("DEL", key)
+    }).pipe(Effect.scoped, Effect.provide(onCluster)))
+
   it.effect("a node that stops answering costs only the commands that need it", () =>
     Effect.gen(function*() {
       const { nodes } = yield* Cluster

@@ -132,7 +132,10 @@ describe("a connection of its own", () => {
         ["client", "no-evict", "on"],
         ["CLIENT", "NO-TOUCH", "ON"],
         ["CLIENT", "SETNAME", "other"],
-        ["CLIENT", "TRACKING", "ON"]
+        ["CLIENT", "TRACKING", "ON"],
+        ["READONLY"],
+        ["readwrite"],
+        ["ASKING"]
       ]
       for (const command of changing) {
         assert.include(String(yield* Effect.exit(redis.send(...command))), "RangeError: Redis: ")

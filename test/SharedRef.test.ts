@@ -909,6 +909,24 @@ layer(TestServer.layer, live)("a shared ref", (it) => {
         yield* kept.delete
       })))
 
+  it.effect("fails, and answers no value, where others have written", () =>
+    several(1, ([a], namespace, server) =>
+      Effect.gen(function*() {
+        const ref = yield* on(a!, number())
+        yield* ref.set(1)
+        const key = (yield* keysOf(server, namespace)).find((key) => key.includes("sharedRef-value"))!
+        for (const foreign of ["", "5", "abc", "2 0 {", "x 0 1"]) {
+          yield* server.cli("SET", key, foreign)
+          for (const read of [ref.get, ref.version]) {
+            if (foreign === "2 0 {" && read === ref.version) continue
+            assert.deepInclude((yield* Effect.flip(read)).reason, { _tag: "ActorDefect", kind: "sharedRef" })
+          }
+        }
+        yield* server.cli("SET", key, "3 0 3")
+        assert.strictEqual(yield* ref.get, 3)
+        yield* ref.delete
+      })))
+
   it.effect("goes on with the latest version after its session was lost, and after Redis has lost its data", () =>
     several(2, (nodes, namespace, server) =>
       Effect.gen(function*() {

@@ -3,6 +3,7 @@ import { assert, layer } from "@effect/vitest"
 import { Deferred, Effect, Exit, Fiber, Layer, Option, Schedule, Schema, type Scope } from "effect"
 import {
   Coordinator,
+  Fence,
   Lease,
   Lock,
   Queue,
@@ -401,6 +402,24 @@ layer(TestServer.layer, live)("a server", (it) => {
       }))
       yield* assertEmpty(server, namespace)
     }))
+
+  it.effect("names the command that a fence may not run", () =>
+    Effect.gen(function*() {
+      const namespace = freshNamespace()
+      const server = yield* standalone({
+        acl: [`user app on >secret ~a ~{a}* ${rules(namespace).join(" ")} +set +get`]
+      })
+      const context = yield* over({ url: `redis://app:secret@127.0.0.1:${server.port}` }, { namespace })
+      const refusalOf = (command: string, ...args: ReadonlyArray<string>) =>
+        Effect.map(
+          Effect.flip(Fence.run({ token: 1 }, "a", command, ...args)),
+          ({ reason }) => reason._tag === "MissingPermission" ? reason.command : reason._tag
+        ).pipe(Effect.provideContext(context))
+      assert.strictEqual(yield* refusalOf("lpush", "a"), "LPUSH")
+      assert.strictEqual(yield* refusalOf("set"), "CommandRefused")
+      yield* server.cli("ACL", "SETUSER", "app", "-set")
+      assert.strictEqual(yield* refusalOf("GET"), "SET")
+    }).pipe(Effect.scoped))
 
   it.effect("needs to grant no more than the documented permissions, and each of them", () =>
     Effect.gen(function*() {

@@ -98,7 +98,7 @@ const demo = Effect.gen(function*() {
   })
 )
 
-const redis = process.env["REDIS_URL"] === undefined ? Redis.layerEmbedded() : Redis.layerConfig()
+const redis = process.env["REDIS_URL"] ? Redis.layerConfig() : Redis.layerEmbedded()
 
 demo.pipe(
   Effect.provide(

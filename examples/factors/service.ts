@@ -110,7 +110,10 @@ const service = Effect.gen(function*() {
 
   const requests = yield* Scope.make()
   const port = yield* Config.Int("PORT").pipe(Config.withDefault(4567))
-  const http = HttpRouter.serve(HttpRouter.add("GET", "/compute_factors", computeFactors), { disableLogger: true })
+  const http = HttpRouter.serve(HttpRouter.add("GET", "/compute_factors", computeFactors), {
+    disableListenLog: true,
+    disableLogger: true
+  })
     .pipe(
       Layer.provideMerge(NodeHttpServer.layer(createServer, { port }))
     )

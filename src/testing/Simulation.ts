@@ -179,7 +179,8 @@ export interface Report {
 // Of a story that is longer than that, a message has what happens at its end, and what breaks before, with a few lines in front.
 const [longest, shownAtEnd, shownInFront, mostShown] = [200, 100, 3, 60]
 
-const isTold = (line: string): boolean => /^ *[\d.]+ (?:fault: |world: |\w+: (?:ends$|fails: ))/.test(line)
+const isTold = (line: string): boolean =>
+  /^ *[\d.]+ (?:fault: |world: |redis: late (?!session\.renew$)|\w+: (?:ends$|fails: ))/.test(line)
 
 // What a process does while nothing happens: its timers, its heartbeats, and a read that brings nothing.
 const isIdle = (line: string): boolean =>

@@ -120,6 +120,10 @@ export const coordinatorError = (cause: unknown, key?: string): CoordinatorError
   return new CoordinatorError({ reason: new Reason({ ...reason, ...resourceOf(key) }) })
 }
 
+/** What was read is data that Lockstep did not write. */
+export const foreign = (request: string, key: string): CoordinatorError =>
+  coordinatorError(defect(request, "malformed value"), key)
+
 /** So many requests wait already that no other one may. */
 export const overloaded = (pending: number, key?: string): CoordinatorError =>
   coordinatorError(new CoordinatorError({ reason: new Overloaded({ pending }) }), key)

@@ -82,7 +82,8 @@ export const checkCommand = (command: string, args: ReadonlyArray<unknown>): voi
 }
 
 // They change what all later commands of a connection come to.
-const lasting = /^(?:AUTH|MULTI|WATCH|CLIENT (?:NO-EVICT|NO-TOUCH|REPLY|SETNAME|TRACKING)|SCRIPT DEBUG)$/
+const lasting =
+  /^(?:ASKING|AUTH|MULTI|READONLY|READWRITE|WATCH|CLIENT (?:NO-EVICT|NO-TOUCH|REPLY|SETNAME|TRACKING)|SCRIPT DEBUG)$/
 
 // They end a transaction, or the connection.
 const ending = /^(?:DISCARD|EXEC|QUIT)$/
@@ -93,15 +94,19 @@ const fullName = (command: string, args: ReadonlyArray<string | number>): string
   return name === "CLIENT" || name === "SCRIPT" ? `${name} ${String(args[0]).toUpperCase()}` : name
 }
 
-/** Throws for what must not be sent on a connection that others use too. */
-export const checkShared = (command: string, args: ReadonlyArray<string | number>): void => {
+const lastingBut = (why: string) => (command: string, args: ReadonlyArray<string | number>): void => {
   checkCommand(command, args)
   const name = fullName(command, args)
-  if (!lasting.test(name) && !ending.test(name)) return
-  throw new RangeError(
-    `Redis: ${name} would change the connection that all share: use a connection of your own, by \`connect\``
-  )
+  if (lasting.test(name) || ending.test(name)) throw new RangeError(`Redis: ${name} would change ${why}`)
 }
+
+/** Throws for what must not be sent on a connection that others use too. */
+export const checkShared = lastingBut("the connection that all share: use a connection of your own, by `connect`")
+
+/** Throws for what must not be sent where each slot of a Cluster has a connection. */
+export const checkSpread = lastingBut(
+  "one of several connections on a Cluster: use `connect` of lockstep/Redis with a `key`"
+)
 
 /**
  * Sends on a connection of a program's own. What a command has changed there is lost with the connection: the next command fails

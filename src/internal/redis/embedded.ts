@@ -66,7 +66,7 @@ const find = (binary: string | undefined): string => {
   if (found !== undefined) return found
   throw new Error(
     `${wanted ?? names.join(" or ")} was not found; install it with "apt-get install redis-server", ` +
-      `"dnf install redis", "apk add redis" or "brew install redis", or give its path as \`binary\``
+      `"dnf install redis", "apk add redis" or "brew install redis", or set LOCKSTEP_REDIS_SERVER to its path`
   )
 }
 

@@ -12,7 +12,7 @@ import * as Effect from "effect/Effect"
 import * as PersistenceRedis from "effect/persistence/Redis"
 import type * as Scope from "effect/Scope"
 import type { Io, Timer } from "../io.ts"
-import { blockingMillis, checkCommand, checkShared, keysOf, sendOwn, slotOf } from "./command.ts"
+import { blockingMillis, checkCommand, checkShared, checkSpread, keysOf, sendOwn, slotOf } from "./command.ts"
 import type { ClusterConnection, Connection, Connections, SingleConnection } from "./connection.ts"
 import type { RedisError } from "./errors.ts"
 import { sendProbing } from "./probe.ts"
@@ -91,24 +91,57 @@ const clusterSend = (self: ClusterConnection, io: Io, timeout: number): Send => 
   }
 }
 
+// A reservation that goes on to other slots keeps so many connections at most that it does not use.
+const mostIdle = 4
+
+interface Own {
+  readonly connection: Connection
+  readonly send: Connection["send"]
+  /** How many commands are under way. */
+  busy: number
+}
+
 /**
  * Connections that belong to one reservation. On a Cluster, which node is needed shows only with the first command on a
  * key, so that there is one connection for each slot.
  */
 const reserve = (connections: Connections, io: Io, address: string) => {
   const { commandTimeout } = connections
-  const open = new Map<number | undefined, { readonly connection: Connection; readonly send: Connection["send"] }>()
+  const open = new Map<number | undefined, Own>()
   const clustered = connections.topology === "cluster"
+  const closing = new Set<Promise<void>>()
+  const close = ({ connection }: Own): Promise<void> => {
+    const closed = connection.close()
+    closing.add(closed)
+    return closed.finally(() => closing.delete(closed))
+  }
+  // The slots that were used longest ago come first.
+  const makeRoom = () => {
+    const idle = [...open].filter(([, { busy }]) => busy === 0)
+    for (const [slot, own] of idle.slice(0, Math.max(0, idle.length - mostIdle))) {
+      open.delete(slot)
+      void close(own)
+    }
+  }
   const send: Send = async (command, args, signal) => {
     const [key] = clustered ? keysOf(command, args) : []
     const slot = key === undefined ? undefined : slotOf(key)
     let own = open.get(slot)
     if (own === undefined) {
       const connection = connections.dedicated(key, "reserved")
-      own = { connection, send: sendOwn(connection, address) }
-      open.set(slot, own)
+      own = { connection, send: sendOwn(connection, address), busy: 0 }
     }
-    const { connection, send } = own
+    open.delete(slot)
+    open.set(slot, own)
+    own.busy++
+    try {
+      return await sendBy(own, command, args, signal)
+    } finally {
+      own.busy--
+      makeRoom()
+    }
+  }
+  const sendBy = ({ connection, send }: Own, command: string, args: ReadonlyArray<string>, signal?: AbortSignal) => {
     const sendOnce = async () => {
       try {
         return await send(command, args, blockingMillis(command, args) + commandTimeout)
@@ -122,7 +155,8 @@ const reserve = (connections: Connections, io: Io, address: string) => {
   return {
     send,
     close: async () => {
-      await Promise.all([...open.values()].map(({ connection }) => connection.close()))
+      for (const own of open.values()) void close(own)
+      await Promise.all(closing)
     }
   }
 }
@@ -172,8 +206,10 @@ class Subscriber {
     this.#channels.delete(name)
     if (this.#channels.size === 0) return this.close()
     const connection = this.#connection
-    // When this fails, the connection is lost, and the next one does not subscribe to it.
-    await connection?.send("UNSUBSCRIBE", [name], this.#connections.commandTimeout).catch(() => connection.reset())
+    // When the connection is lost, the next one does not subscribe to it. If it is refused, its messages have no listener.
+    await connection?.send("UNSUBSCRIBE", [name], this.#connections.commandTimeout).catch((error: RedisError) =>
+      resetLate(connection, error)
+    )
   }
 
   async close(): Promise<void> {
@@ -240,7 +276,8 @@ export const make = (
       send: sendWith(raw, checkShared),
       connect: Effect.sync(() => {
         const connection = reserve(connections, io, address)
-        return { send: sendWith(connection.send, checkCommand), close: Effect.promise(connection.close) }
+        const check = connections.topology === "cluster" ? checkSpread : checkCommand
+        return { send: sendWith(connection.send, check), close: Effect.promise(connection.close) }
       }),
       subscribe: (channel, onMessage) =>
         // An interruption can come between the reply and its fiber: the finalizer is there before.

@@ -9,6 +9,7 @@ import type { CoordinatorError, CoordinatorReason } from "../actor/errors.ts"
 import { keyOf } from "../actor/keys.ts"
 import type { Requests } from "../actor/lua.ts"
 import type { Request } from "../actor/sending.ts"
+import { foreign } from "../actor/transport.ts"
 import { followingOf, type Outbox, publicationsOf } from "../hold/following.ts"
 import { isKnownLost, isOver, type Lease } from "../hold/hold.ts"
 import { type InvalidPayload, type Payload, payload } from "../hold/payload.ts"
@@ -74,7 +75,7 @@ const rawOf = (text: string | null): Raw => {
   if (text === null) return { version: 0, parse: () => null }
   const first = text.indexOf(" ")
   return {
-    version: Number(text.slice(0, first)),
+    version: first > 0 ? Number(text.slice(0, first)) : Number.NaN,
     parse: () => JSON.parse(text.slice(text.indexOf(" ", first + 1) + 1))
   }
 }
@@ -138,12 +139,20 @@ export class Cell<A, E> {
   decode({ parse, version }: Raw): Effect.Effect<Versioned<A>, E> {
     if (version === this.#decoded.version) return Effect.succeed(this.#decoded)
     if (version === 0) return Effect.succeed({ version, value: this.options.initial })
-    return Effect.mapBoth(Effect.suspend(() => this.#payload.decode(parse(), this.#what)), {
-      onFailure: this.options.fail,
-      onSuccess: (value) => {
-        this.#exit = Exit.succeed(value)
-        return this.#decoded = { version, value }
+    return Effect.suspend(() => {
+      let json: unknown
+      try {
+        json = parse()
+      } catch {
+        return this.#foreign()
       }
+      return Effect.mapBoth(this.#payload.decode(json, this.#what), {
+        onFailure: this.options.fail,
+        onSuccess: (value) => {
+          this.#exit = Exit.succeed(value)
+          return this.#decoded = { version, value }
+        }
+      })
     })
   }
 
@@ -173,8 +182,15 @@ export class Cell<A, E> {
   #read<B>(use: (raw: Raw) => Effect.Effect<B, E>): Effect.Effect<B, E> {
     return Effect.matchEffect(read(this.place, this.#valueKey), {
       onFailure: (error) => Effect.fail(this.#failed(error)),
-      onSuccess: (text) => use(this.last = rawOf(text))
+      onSuccess: (text) => {
+        const raw = rawOf(text)
+        return Number.isSafeInteger(raw.version) ? use(this.last = raw) : this.#foreign()
+      }
     })
+  }
+
+  #foreign(): Effect.Effect<never, E> {
+    return Effect.fail(this.#failed(foreign("sharedRef.get", this.place.key)))
   }
 
   /** The value that was received last, if nothing can have changed since so many milliseconds; else by Redis's word. */
