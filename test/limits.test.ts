@@ -1,6 +1,6 @@
 /** What a server may refuse: memory, permissions, functions, plain text, and a namespace of another shape. */
 import { assert, layer } from "@effect/vitest"
-import { Deferred, Effect, Exit, Fiber, Layer, Option, Schedule, Schema, type Scope } from "effect"
+import { Deferred, Effect, Exit, Fiber, Layer, Option, Schedule, Schema, type Scope, Stream } from "effect"
 import {
   Coordinator,
   Fence,
@@ -526,6 +526,24 @@ layer(TestServer.layer, live)("a server", (it) => {
       yield* basics(server, { url: server.url }, namespace)
       yield* Fiber.interrupt(flushing)
     }))
+
+  it.effect("may speak protocol 2 alone: mailboxes and topics are read all the same", () =>
+    Effect.gen(function*() {
+      const server = yield* standalone({ config: { "rename-command": ["HELLO \"\""] } })
+      const namespace = freshNamespace()
+      yield* basics(server, { url: server.url }, namespace)
+      const context = yield* over({ url: server.url }, { namespace })
+      yield* Effect.gen(function*() {
+        const topic = yield* Topic.make({ name: "a", schema: Schema.Number })
+        yield* topic.publish(1)
+        const events = yield* Effect.forkChild(
+          Stream.runCollect(Stream.take(Topic.values(topic.subscribe({ from: "beginning" })), 3))
+        )
+        yield* Effect.forEach([2, 3], (event) => Effect.andThen(realSleep(100), topic.publish(event)))
+        assert.deepStrictEqual(yield* quickly(Fiber.join(events), "the events"), [1, 2, 3])
+        yield* topic.purge
+      }).pipe(Effect.scoped, Effect.provideContext(context))
+    }).pipe(Effect.scoped))
 
   it.effect("may want TLS", () =>
     Effect.gen(function*() {

@@ -316,9 +316,10 @@ class StreamRead extends Bare {
     return command(this.label, this.#args)
   }
 
-  // Protocol 3 has a map, of which ioredis makes a list: key, entries, key, entries.
+  // Protocol 3 has a map, of which ioredis makes a list: key, entries, key, entries. Protocol 2 has a list of pairs.
   protected override decoded(reply: unknown): unknown {
     const list = super.decoded(reply) as ReadonlyArray<unknown> | null
+    if (Array.isArray(list?.[0])) return list
     return list && Array.from({ length: list.length / 2 }, (_, at) => [list[2 * at], list[2 * at + 1]])
   }
 }
