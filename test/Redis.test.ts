@@ -581,6 +581,28 @@ describe("Redis", () => {
             assert.strictEqual(redis.topology, "sentinel")
             assert.strictEqual(yield* ping(redis), "PONG")
           }))
+
+        // One that is silent, and one that is down, come first. ioredis tells nobody of the errors of the latter.
+        const [silent, down] = [yield* tcp(() => {}), yield* freePort]
+        const ports = [silent.port, down, port]
+        const sentinels = ports.map((port) => ({ host: "127.0.0.1", port }))
+        const printed: Array<unknown> = []
+        const { error: print } = console
+        console.error = (...lines) =>
+          void printed.push(lines)
+        const from = performance.now()
+        yield* withRedis(Redis.layer({ sentinels, name: "primary", connectTimeout: "3 seconds" }), (redis) =>
+          Effect.gen(function*() {
+            const own = yield* redis.connect()
+            assert.strictEqual(yield* own.send("PING"), "PONG")
+            assert.isBelow(performance.now() - from, 5000)
+            yield* Effect.promise(() =>
+              new Promise((resolve) =>
+                setTimeout(resolve, 1000)
+              )
+            )
+          })).pipe(Effect.ensuring(Effect.sync(() => console.error = print)))
+        assert.deepStrictEqual(printed, [])
       }), 30_000)
   })
 

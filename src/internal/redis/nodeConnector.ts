@@ -20,6 +20,37 @@ export const toleratingErrors = (client: IoRedis.Redis): void => {
   }
 }
 
+interface SentinelConnector {
+  connectToSentinel: (place: unknown, options?: IoRedis.RedisOptions) => IoRedis.Redis
+}
+
+/**
+ * Sentinels are asked in turn: one that is silent takes its share of the time, and leaves the others theirs. ioredis reports the
+ * errors of some of these clients to nobody, so it prints them. Answers what disconnects them.
+ */
+export const sharingTime = (client: IoRedis.Redis, connectTimeout: number): () => void => {
+  const { connector } = client as unknown as { readonly connector: SentinelConnector }
+  const within = Math.ceil(connectTimeout / (client.options.sentinels!.length + 1))
+  const open = new Set<IoRedis.Redis>()
+  const connect = connector.connectToSentinel.bind(connector)
+  connector.connectToSentinel = (place, options) => {
+    const sentinel = connect(place, {
+      connectTimeout: within,
+      commandTimeout: within,
+      disconnectTimeout,
+      ...options
+    })
+    open.add(sentinel)
+    return sentinel.on("error", () => {}).on("end", () => open.delete(sentinel))
+  }
+  return () => {
+    for (const sentinel of open) {
+      sentinel.disconnect()
+      sentinel.stream?.destroy()
+    }
+  }
+}
+
 /** Looks the node up anew at every attempt, so that reconnecting follows a slot that has moved. */
 export const nodeConnector = (
   owner: () => Place | undefined,

@@ -43,12 +43,11 @@ export const profile = {
 } satisfies IoRedis.RedisOptions
 
 /** Leaves a primary that has been deposed without noticing it, which still answers. */
-export const sentinelProfile = (connectTimeout: number, io: Io) =>
-  ({
-    role: "master",
-    failoverDetector: true,
-    updateSentinels: true,
-    sentinelRetryStrategy: backoff(io),
-    sentinelReconnectStrategy: () => 5000,
-    sentinelCommandTimeout: connectTimeout
-  }) satisfies IoRedis.RedisOptions
+export const sentinelProfile = {
+  role: "master",
+  failoverDetector: true,
+  updateSentinels: true,
+  // Its pauses could not be ended: the connection tries again by itself.
+  sentinelRetryStrategy: () => null,
+  sentinelReconnectStrategy: () => 5000
+} satisfies IoRedis.RedisOptions

@@ -8,7 +8,7 @@ import { codeOf, ConnectionLost, detailOf, errorFrom, fail, NotConnected, type R
 import { type Handshake, watch } from "./handshake.ts"
 import { InFlight } from "./inFlight.ts"
 import { makeListeners } from "./listeners.ts"
-import { toleratingErrors } from "./nodeConnector.ts"
+import { sharingTime, toleratingErrors } from "./nodeConnector.ts"
 import { checkServer, helloOf, isRefusal } from "./probe.ts"
 import { backoff, profile, sentinelProfile } from "./profile.ts"
 
@@ -43,6 +43,7 @@ class Single implements SingleConnection {
   // ioredis counts an attempt as good once the handshake is done; a node that fails our check must still be backed off.
   #refusals = 0
   #watchdog: Timer | undefined
+  #leaveSentinels: (() => void) | undefined
   #revival: Timer | undefined
   #epoch = 0
   // The socket was destroyed by us, and its loss has been reported.
@@ -53,6 +54,7 @@ class Single implements SingleConnection {
     this.client = new IoRedis.Redis(this.#clientOptions() as object)
     showAs(this.client, { _id: "ioredis/Redis", address: options.address })
     toleratingErrors(this.client)
+    if (options.topology === "sentinel") this.#leaveSentinels = sharingTime(this.client, options.connectTimeout)
     this.#handshake = watch(this.client, options.base.db ?? 0, options.address)
     this.#inFlight = new InFlight({
       io: options.io,
@@ -106,6 +108,7 @@ class Single implements SingleConnection {
     // ioredis waits for the event of a socket that has closed before, and its timer would keep the process for as long.
     if (stream?.closed === true) stream.emit("close")
     else stream?.destroy()
+    this.#leaveSentinels?.()
     this.#listeners.close()
   }
 
@@ -119,7 +122,7 @@ class Single implements SingleConnection {
     return {
       ...base,
       ...profile,
-      ...(topology === "sentinel" ? sentinelProfile(connectTimeout, io) : undefined),
+      ...(topology === "sentinel" ? sentinelProfile : undefined),
       connectTimeout,
       retryStrategy: (times) => pause(Math.max(times, this.#refusals)),
       // Never 2, which would resend.
@@ -161,12 +164,6 @@ class Single implements SingleConnection {
   #onError(error: unknown): void {
     if (this.#handshake.reports(error)) return
     this.#lastError ??= errorFrom(error, "HELLO", false, this.#options.address)
-    // A Sentinel connector goes on by itself, without closing anything.
-    if (this.#options.topology === "sentinel" && this.client.status === "connecting") {
-      this.#failure = this.#lastError
-      this.#lastError = undefined
-      this.#listeners.down(this.#failure)
-    }
   }
 
   /** A server that accepts the connection and never answers would otherwise hold it for ever. */
