@@ -174,6 +174,11 @@ const settingsOf = (options: Options, { host, pid }: Io): Settings => {
     if (!(value >= min && value <= max)) throw new RangeError(`${what} must be from ${min} to ${max} milliseconds`)
     return Math.ceil(value)
   }
+  for (const [given, what] of [[options, "options"], [options.batch, "batch"]] as const) {
+    if (given !== undefined && (typeof given !== "object" || given === null)) {
+      throw new RangeError(`${what} must be an object`)
+    }
+  }
   const lease = millis(options.lease ?? "15 seconds", "lease", 100, 43_200_000)
   const name = options.name ?? `${host}:${pid}`
   if (typeof name !== "string" || name.length === 0 || name.length > 256 || !name.isWellFormed()) {

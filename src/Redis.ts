@@ -83,7 +83,7 @@ import {
   type Topology
 } from "./internal/redis/connection.ts"
 import * as embedded from "./internal/redis/embedded.ts"
-import { EmbeddedFailed, RedisError, summary, Timeout } from "./internal/redis/errors.ts"
+import { EmbeddedFailed, RedisError, summary, Timeout, withoutSlots } from "./internal/redis/errors.ts"
 import type { EmbeddedOptions, Options, Timeouts } from "./internal/redis/options.ts"
 import * as persistence from "./internal/redis/persistence.ts"
 import { probeFunctions, sendProbing } from "./internal/redis/probe.ts"
@@ -200,8 +200,13 @@ const millis = (input: Duration.Input | undefined, name: string): number => {
 const attempt = <A>(f: () => Promise<A>): Effect.Effect<A, RedisError> =>
   Effect.tryPromise({ try: f, catch: (error) => error as RedisError })
 
-/** Waits for a connection that is being made: until it is ready, or for its first failure if `patient` is false. */
-const connected = (self: Connection, io: Io, timeout: number, patient: boolean): Effect.Effect<void, RedisError> =>
+/** Waits for a connection that is being made: until it is ready, or for its first failure that does not pass. */
+const connected = (
+  self: Connection,
+  io: Io,
+  timeout: number,
+  passes: (error: RedisError) => boolean
+): Effect.Effect<void, RedisError> =>
   Effect.callback((resume) => {
     const cleanup = () => {
       timer.cancel()
@@ -216,7 +221,8 @@ const connected = (self: Connection, io: Io, timeout: number, patient: boolean):
     const timer = io.after(timeout, () => done(Effect.fail(self.failure() ?? timedOut("HELLO"))))
     const offReady = self.onReady(() => done(Effect.void))
     const offDown = self.onDown((error) => {
-      if (!patient || self.state() === "closed") done(Effect.fail(error ?? self.failure() ?? timedOut("HELLO")))
+      const failure = error ?? self.failure() ?? timedOut("HELLO")
+      if (self.state() === "closed" || !passes(failure)) done(Effect.fail(failure))
     })
     return Effect.sync(cleanup)
   })
@@ -250,7 +256,7 @@ const sendDedicated = (
         )
         return Effect.sync(self.reset)
       })
-      return self.isReady() ? send : Effect.andThen(connected(self, io, connectTimeout, true), send)
+      return self.isReady() ? send : Effect.andThen(connected(self, io, connectTimeout, () => true), send)
     })
 }
 
@@ -362,7 +368,14 @@ const make = Effect.fnUntraced(function*(resolved: () => Source, timeouts: Timeo
   )
   // One deadline for all steps.
   const deadline = io.now() + connectTimeout
-  yield* connected(commands, io, connectTimeout, false)
+  // A node that has left the Cluster, or is not in it yet, may be listed, or one that is silent: ioredis goes on with others.
+  const hasOthers = source.cluster !== undefined && source.cluster.listed > 1
+  yield* connected(
+    commands,
+    io,
+    connectTimeout,
+    ({ reason }) => hasOthers && reason._tag === "NotConnected" && (reason.detail ?? withoutSlots) === withoutSlots
+  )
   const { functions, server } = yield* attempt(() => introduced(commands, topology, io, deadline))
   const state = yield* observe(commands, log)
 
@@ -372,7 +385,7 @@ const make = Effect.fnUntraced(function*(resolved: () => Source, timeouts: Timeo
       const close = Effect.promise(self.close)
       yield* Effect.addFinalizer(() => close)
       // The scope may stay open for long, and the caller has nothing to close.
-      yield* Effect.onError(restore(connected(self, io, connectTimeout, true)), () => close)
+      yield* Effect.onError(restore(connected(self, io, connectTimeout, () => true)), () => close)
       return { send: sendDedicated(self, io, address, connectTimeout, commandTimeout) }
     }))
 

@@ -1,6 +1,7 @@
 /** Partitions spread over the primaries of a Redis Cluster: a primary dies, and a slot moves, under load. */
 import { assert, it } from "@effect/vitest"
-import { Deferred, Effect, Fiber, Option, Redacted, Result, Stream } from "effect"
+import { Context, Deferred, type Duration, Effect, Exit, Fiber, Layer, Option, Redacted, Result, Stream } from "effect"
+import * as EffectRedis from "effect/persistence/Redis"
 import type * as IoRedis from "ioredis"
 import { inspect } from "node:util"
 import { Coordinator, Lease, Lock, Redis, Semaphore } from "../src/index.ts"
@@ -11,7 +12,7 @@ import { eventually } from "./support/eventually.ts"
 import { exclusion } from "./support/exclusion.ts"
 import { assertEmpty, freshNamespace, type Node, node, onNode } from "./support/live.ts"
 import { fields } from "./support/requests.ts"
-import { awaitInSync, type Server } from "./support/servers.ts"
+import { awaitInSync, type Server, standalone } from "./support/servers.ts"
 
 const partitions = 6
 
@@ -354,4 +355,46 @@ it.live("a Cluster one of whose primaries hangs keeps its connections to the oth
       }).pipe(Effect.provideContext(context!))
     }))
     yield* assertEmpty(yield* nodes.primaries, namespace)
+  }).pipe(Effect.scoped), 60_000)
+
+it.live(
+  "a listed node that is not in the Cluster, and a primary that hangs, keep no connection from being made",
+  () =>
+    Effect.gen(function*() {
+      const nodes = yield* cluster({ config: { "cluster-node-timeout": 60_000 } })
+      const stray = yield* standalone({ config: { "cluster-enabled": "yes" } })
+      const listed = [{ host: "127.0.0.1", port: stray.port }, ...nodes.startupNodes]
+      const built = (connectTimeout: Duration.Input) => Layer.build(Redis.layer({ cluster: listed, connectTimeout }))
+      yield* Effect.forEach(Array.from({ length: 12 }), () => Effect.scoped(built("5 seconds")), { discard: true })
+      const redis = Context.get(yield* built("5 seconds"), Redis.Redis)
+      for (const primary of yield* nodes.primaries) {
+        yield* primary.pause
+        for (let turn = 0; turn < 3; turn++) {
+          const own = yield* redis.connect()
+          assert.strictEqual(yield* own.send("PING"), "PONG")
+        }
+        yield* Effect.scoped(built("5 seconds"))
+        yield* primary.resume
+      }
+    }).pipe(Effect.scoped),
+  60_000
+)
+
+it.live("keys are not said to be all while the master of some slots is missing", () =>
+  Effect.gen(function*() {
+    const nodes = yield* cluster({ config: { "cluster-require-full-coverage": "no", "cluster-node-timeout": 1000 } })
+    const context = yield* Layer.build(Redis.layer({ cluster: nodes.startupNodes, commandTimeout: "2 seconds" }))
+    const effect = Context.get(context, EffectRedis.Redis)
+    const names = Array.from({ length: 30 }, (_, n) => `key${n}`)
+    yield* Effect.forEach(names, (name) => effect.send("SET", name, name))
+    const found = Effect.map(effect.send<Array<string>>("KEYS", "key*"), (keys) => keys.length)
+    assert.strictEqual(yield* found, 30)
+    const victim = (yield* nodes.primaries)[0]!
+    yield* Effect.forEach(yield* nodes.replicasOf(victim), (replica) => replica.stop("SIGKILL"))
+    yield* victim.stop("SIGKILL")
+    // Also when the cluster has noticed it.
+    for (let turn = 0; turn < 4; turn++) {
+      assert.include(String((yield* Effect.flip(found)).cause), "masters of all slots")
+      assert.isTrue(Exit.isFailure(yield* Effect.exit(effect.send("SCAN", "0"))))
+    }
   }).pipe(Effect.scoped), 60_000)

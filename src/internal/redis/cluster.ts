@@ -32,6 +32,8 @@ export interface ClusterOptions {
   readonly name: string
   readonly connectTimeout: number
   readonly nodes: ReadonlyArray<IoRedis.ClusterNode>
+  /** How many are listed, here or in the caller's client. */
+  readonly listed: number
   readonly base: IoRedis.ClusterOptions
   /** A client of the caller's, of which only a duplicate is used. */
   readonly from?: IoRedis.Cluster | undefined
@@ -41,8 +43,12 @@ export interface ClusterOptions {
 
 export const cluster = (options: ClusterOptions): ClusterConnection => new Cluster(options)
 
+/** How long one of several nodes may take that are asked in turn. */
+const sharedBy = (connectTimeout: number, nodes: number): number =>
+  Math.ceil(Math.min(connectTimeout, Math.max(500, connectTimeout / (nodes + 1))))
+
 const makeClient = (options: ClusterOptions): IoRedis.Cluster => {
-  const { base, connectTimeout, from, io, name, nodes } = options
+  const { base, connectTimeout, from, io, listed, name, nodes } = options
   const overrides = {
     ...base,
     lazyConnect: true,
@@ -58,7 +64,7 @@ const makeClient = (options: ClusterOptions): IoRedis.Cluster => {
     retryDelayOnClusterDown: 100,
     retryDelayOnMoved: 0,
     maxRedirections: 16,
-    slotsRefreshTimeout: Math.min(connectTimeout, 2000),
+    slotsRefreshTimeout: Math.min(2000, sharedBy(connectTimeout, listed)),
     slotsRefreshInterval: 5000,
     clusterRetryStrategy: backoff(io),
     clusterNodeRetryStrategy: null,
@@ -143,6 +149,8 @@ class Cluster implements ClusterConnection {
   readonly onReady = this.#listeners.onReady
   readonly onDown = this.#listeners.onDown
 
+  readonly isServed = () => isServed(this.client)
+
   readonly masters = () =>
     this.client.nodes("master").sort((a, b) => hostPort(a) < hostPort(b) ? -1 : 1).map((node) => {
       const known = this.#masters.get(node)
@@ -163,15 +171,18 @@ class Cluster implements ClusterConnection {
     const slot = key === undefined ? undefined : slotOf(key)
     const base = client.nodes("master")[0]?.options ?? client.options.redisOptions ?? {}
     const { host: _host, path: _path, port: _port, ...rest } = base as IoRedis.RedisOptions
+    // Without a slot, a node that does not answer leaves the others their share of the time.
+    let turn = Math.floor(io.random() * 16_384)
+    const share = slot === undefined ? sharedBy(connectTimeout, client.nodes("master").length) : connectTimeout
     const connection = single({
       io,
       address: key === undefined ? address : `${address} (slot ${slot})`,
-      connectTimeout: Math.min(connectTimeout, within ?? connectTimeout),
+      connectTimeout: Math.min(share, within ?? share),
       topology: "cluster",
       base: {
         ...rest,
         connectionName: `${name}:${role}`,
-        Connector: nodeConnector(() => nodeFor(client, slot), rest.tls) as never
+        Connector: nodeConnector(() => nodeFor(client, slot, turn++), rest.tls) as never
       },
       onMoved: this.#refresh,
       onUnnamed

@@ -87,6 +87,8 @@ export interface ClusterConnection extends CommandConnection {
   readonly dedicated: (key: string | undefined, role: string, within?: number | undefined) => NodeConnection
   /** The masters, in an order that only changes when they do. */
   readonly masters: () => ReadonlyArray<Pick<Connection, "send">>
+  /** Whether there is a connection to the master of every slot. */
+  readonly isServed: () => boolean
 }
 
 /** The part of a `Redis` service that the kernel needs. */

@@ -14,7 +14,7 @@ import type * as Scope from "effect/Scope"
 import type { Io, Timer } from "../io.ts"
 import { blockingMillis, checkCommand, checkShared, checkSpread, keysOf, sendOwn, slotOf } from "./command.ts"
 import type { ClusterConnection, Connection, Connections, SingleConnection } from "./connection.ts"
-import type { RedisError } from "./errors.ts"
+import { fail, NotConnected, type RedisError } from "./errors.ts"
 import { sendProbing } from "./probe.ts"
 import { patient, untilReady } from "./waiting.ts"
 
@@ -61,8 +61,12 @@ const divided = async (send: Send, command: string, keys: ReadonlyArray<string>)
 const patientSend = (self: Connection, io: Io, timeout: number): Send => (command, args, signal) =>
   patient(self, io, timeout, signal, () => sendProbing(self, command, args, timeout))
 
-const clusterSend = (self: ClusterConnection, io: Io, timeout: number): Send => {
+const clusterSend = (self: ClusterConnection, io: Io, timeout: number, address: string): Send => {
   const send = patientSend(self, io, timeout)
+  // The keys of a master that is missing would be missing.
+  const checkServed = async () => {
+    if (!self.isServed()) throw fail(new NotConnected({ address, detail: "to the masters of all slots" }))
+  }
   return async (command, args, signal) => {
     const sendHere: Send = (command, args) => send(command, args, signal)
     const sendTo = (master: Pick<Connection, "send">, name: string, args: ReadonlyArray<string | number>) =>
@@ -77,9 +81,10 @@ const clusterSend = (self: ClusterConnection, io: Io, timeout: number): Send => 
       case "SCRIPT":
         return args[0]?.toUpperCase() === "LOAD" ? (await everywhere())[0] : sendHere(command, args)
       case "KEYS":
+        await patient(self, io, timeout, signal, checkServed)
         return (await everywhere()).flat()
       case "SCAN":
-        if (!self.isReady()) await untilReady(self, io, timeout, signal)
+        await patient(self, io, timeout, signal, checkServed)
         return scan(self.masters(), (master, args) => sendTo(master, "SCAN", args), args)
       case "MGET":
       case "DEL":
@@ -268,7 +273,7 @@ export const make = (
   Effect.gen(function*() {
     const { commandTimeout, commands } = connections
     const raw: Send = connections.topology === "cluster"
-      ? clusterSend(commands as ClusterConnection, io, commandTimeout)
+      ? clusterSend(commands as ClusterConnection, io, commandTimeout, address)
       : patientSend(commands, io, commandTimeout)
     const subscriptions = new Subscriber(connections, io)
     yield* Effect.addFinalizer(() => Effect.promise(() => subscriptions.close()))

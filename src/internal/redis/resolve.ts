@@ -14,6 +14,8 @@ export interface Source {
   readonly single: IoRedis.RedisOptions
   readonly cluster?: {
     readonly nodes: ReadonlyArray<IoRedis.ClusterNode>
+    /** How many nodes are listed, here or in the caller's client. */
+    readonly listed: number
     readonly base: IoRedis.ClusterOptions
     readonly from?: IoRedis.Cluster
   } | undefined
@@ -50,6 +52,13 @@ export const parseUrl = (text: string): ParsedUrl => {
   if (text.startsWith("/")) return { path: text }
   if (!URL.canParse(text)) throw new RangeError("Redis: url is not a URL such as redis://localhost:6379")
   const url = new URL(text)
+  // A password with such a character has hidden the host behind it.
+  if (url.hash !== "") throw new RangeError("Redis: url has a #: percent-encode the user name and the password (%23)")
+  if ([...url.searchParams.keys()].some((name) => name !== "db")) {
+    throw new RangeError(
+      "Redis: url may have ?db= alone: percent-encode a ? in the password (%3F), and give other options apart"
+    )
+  }
   const db = url.searchParams.get("db")
   const common = {
     ...(url.username === "" ? undefined : { username: decoded(url.username) }),
@@ -86,8 +95,11 @@ export const parseUrl = (text: string): ParsedUrl => {
   }
 }
 
-const tlsOf = (option: boolean | ConnectionOptions | undefined): ConnectionOptions | undefined =>
-  option === true ? {} : option === false ? undefined : option
+const tlsOf = (option: boolean | ConnectionOptions | undefined): ConnectionOptions | undefined => {
+  if (option === undefined || typeof option === "object" && option !== null) return option
+  if (typeof option !== "boolean") throw new RangeError("Redis: tls must be true, false, or the options of node:tls")
+  return option ? {} : undefined
+}
 
 interface Place {
   readonly host: string
@@ -108,6 +120,12 @@ const checkTexts = (texts: { readonly [name: string]: unknown }): void => {
   }
 }
 
+/** A URL, or credentials, would be taken for a name, and shown in errors. */
+const checkHost = (host: unknown, what: string): string => {
+  if (typeof host === "string" && /^[^\s/@#?]+$/.test(host)) return host
+  throw new RangeError(`Redis: ${what} must be a name or an address, without a scheme, credentials or a path`)
+}
+
 const checkLists = (lists: { readonly [name: string]: unknown }): void => {
   for (const [name, list] of Object.entries(lists)) {
     if (list === undefined || Array.isArray(list)) continue
@@ -116,7 +134,7 @@ const checkLists = (lists: { readonly [name: string]: unknown }): void => {
 }
 
 const checkPlaces = ({ cluster, host, name, path, port, sentinels, url }: Options): void => {
-  checkTexts({ host, name, path, url: Redacted.isRedacted(url) ? Redacted.value(url) : url })
+  checkTexts({ name, path, url: Redacted.isRedacted(url) ? Redacted.value(url) : url })
   checkLists({ cluster, sentinels })
   const places = [url, path, host ?? port, sentinels, cluster]
   if (places.filter((place) => place !== undefined).length > 1) {
@@ -134,7 +152,7 @@ const checkDatabase = (db: number | undefined): void => {
 
 const checkNatMap = (natMap: Options["natMap"]): void => {
   for (const [name, place] of Object.entries(natMap ?? {})) {
-    checkTexts({ [`the host of natMap["${name}"]`]: place?.host ?? "" })
+    checkHost(place?.host, `the host of natMap["${name}"]`)
     checkPort(place?.port, `the port of natMap["${name}"]`)
   }
 }
@@ -145,17 +163,17 @@ const checkPort = (port: number, what = "port"): number => {
 }
 
 const placesOf = (addresses: ReadonlyArray<Address>, standard: number): Array<Place> =>
-  addresses.map(({ host, port = standard }) => {
-    checkTexts({ host })
-    return { host: unbracketed(host), port: checkPort(port) }
-  })
+  addresses.map((address: Partial<Address> | null) => ({
+    host: unbracketed(checkHost(address?.host, "the host of an address")),
+    port: checkPort(address?.port ?? standard)
+  }))
 
 /** Of texts such as `host:port,[::1]:port`; a port can be left out. */
 export const parseAddresses = (name: string, text: string): ReadonlyArray<Address> =>
   text.split(",").map((part) => part.trim()).filter((part) => part !== "").map((part): Address => {
     // An address of IPv6 has colons of its own.
     const [, bracketed, plain, port] = /^(?:\[([^\]]*)\]|([^:]*))(?::([^:]*))?$/.exec(part) ?? []
-    const host = bracketed ?? plain ?? part
+    const host = checkHost(bracketed ?? plain ?? part, `a host in ${name}`)
     if (port === undefined) return { host }
     const what = `the port in ${name}`
     return { host, port: checkPort(integer(what, port), what) }
@@ -164,22 +182,29 @@ export const parseAddresses = (name: string, text: string): ReadonlyArray<Addres
 /** A password is redacted, so that no log has it. */
 const secretOf = (value: Redacted.Redacted<string>, what: string): string => {
   if (!Redacted.isRedacted(value)) throw new RangeError(`Redis: ${what} must be redacted: Redacted.make(...)`)
-  return Redacted.value(value)
+  const secret: unknown = Redacted.value(value)
+  if (typeof secret !== "string") throw new RangeError(`Redis: ${what} must be a redacted text`)
+  return secret
 }
 
 export const resolve = (options: Options): Source => {
-  if (typeof options !== "object") throw new RangeError("Redis: options must be an object, as { url }")
+  if (typeof options !== "object" || options === null) {
+    throw new RangeError("Redis: options must be an object, as { url }")
+  }
   checkPlaces(options)
   const { clientName = "lockstep", cluster, sentinels, url } = options
   const parsed: ParsedUrl = url === undefined ? {} : parseUrl(Redacted.isRedacted(url) ? Redacted.value(url) : url)
   const path = options.path ?? parsed.path
-  const host = options.host ?? parsed.host ?? "localhost"
+  const host = checkHost(options.host ?? parsed.host ?? "localhost", "host")
   const port = checkPort(options.port ?? parsed.port ?? 6379)
   const db = options.db ?? parsed.db ?? 0
   if (!Number.isInteger(db) || db < 0) throw new RangeError("Redis: db must be a non-negative integer")
   if (cluster !== undefined) checkDatabase(db)
   checkNatMap(options.natMap)
   if (!/^[!-~]+$/.test(clientName)) throw new RangeError("Redis: clientName must be ASCII without spaces")
+  for (const name of ["username", "sentinelUsername"] as const) {
+    if (typeof (options[name] ?? "") !== "string") throw new RangeError(`Redis: ${name} must be a text`)
+  }
   const common = definedOnly<IoRedis.RedisOptions>({
     username: options.username ?? parsed.username,
     password: options.password === undefined ? parsed.password : secretOf(options.password, "password"),
@@ -204,6 +229,7 @@ const ofCluster = (
   single: {},
   cluster: {
     nodes,
+    listed: nodes.length,
     base: {
       redisOptions: common,
       // The names in the certificate are those of the nodes.
@@ -267,7 +293,7 @@ export const resolveClient = (client: IoRedis.Redis | IoRedis.Cluster): Source =
       clientName: options.redisOptions?.connectionName ?? "lockstep",
       address: named(nodes),
       single: {},
-      cluster: { nodes: [], base: {}, from }
+      cluster: { nodes: [], listed: nodes.length, base: {}, from }
     }
   }
   const options = (client as IoRedis.Redis).options

@@ -26,11 +26,12 @@ export const ownerOf = (client: IoRedis.Cluster, slot: number): Place | undefine
   return name === undefined ? undefined : reachedBy(client, name)
 }
 
-/** The master that serves this slot, or else any. */
-export const nodeFor = (client: IoRedis.Cluster, slot: number | undefined): Place | undefined => {
+/** The master that serves this slot, or else any: for each `turn` another one. */
+export const nodeFor = (client: IoRedis.Cluster, slot: number | undefined, turn: number): Place | undefined => {
   const found = slot === undefined ? undefined : ownerOf(client, slot)
   if (found !== undefined) return found
-  const sample = client.nodes("master")[0]?.options
+  const masters = client.nodes("master")
+  const sample = masters[turn % masters.length]?.options
   return sample === undefined ? undefined : { host: sample.host!, port: sample.port! }
 }
 
