@@ -187,6 +187,7 @@ describe("Redis", () => {
           const options of [
             { url: `redis://127.0.0.1:${port}` },
             { url: Redacted.make(`redis://127.0.0.1:${port}/0`) },
+            { url: `redis://127.0.0.1:${port}?family=0` },
             { host: "127.0.0.1", port },
             { path: socket },
             { url: `unix://${socket}` },
@@ -356,6 +357,7 @@ describe("Redis", () => {
           Redis.layer({ url: `redis://user:12#${secret}@localhost` }),
           Redis.layer({ url: `redis://user:12?${secret}@localhost` }),
           Redis.layer({ url: `redis://localhost?password=${secret}` }),
+          Redis.layer({ url: "redis://localhost?family=5" }),
           Redis.layer({ host: `user:${secret}@localhost` }),
           Redis.layer({ cluster: [{ host: `redis://:${secret}@localhost` }] }),
           Redis.layer({ cluster: ["localhost:1" as never] }),

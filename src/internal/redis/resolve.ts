@@ -26,6 +26,7 @@ interface ParsedUrl {
   readonly port?: number
   readonly path?: string
   readonly db?: number
+  readonly family?: number
   readonly username?: string
   readonly password?: string
   readonly tls?: true
@@ -33,6 +34,11 @@ interface ParsedUrl {
 
 const integer = (name: string, text: string): number => {
   if (!/^\d+$/.test(text)) throw new RangeError(`Redis: ${name} must be a number`)
+  return Number(text)
+}
+
+const familyOf = (text: string): number => {
+  if (!/^[046]$/.test(text)) throw new RangeError("Redis: the family in url must be 0, 4 or 6")
   return Number(text)
 }
 
@@ -54,16 +60,18 @@ export const parseUrl = (text: string): ParsedUrl => {
   const url = new URL(text)
   // A password with such a character has hidden the host behind it.
   if (url.hash !== "") throw new RangeError("Redis: url has a #: percent-encode the user name and the password (%23)")
-  if ([...url.searchParams.keys()].some((name) => name !== "db")) {
+  if ([...url.searchParams.keys()].some((name) => name !== "db" && name !== "family")) {
     throw new RangeError(
-      "Redis: url may have ?db= alone: percent-encode a ? in the password (%3F), and give other options apart"
+      "Redis: url may have ?db= and ?family= alone: percent-encode a ? in the password (%3F), and give other options apart"
     )
   }
-  const db = url.searchParams.get("db")
+  // A family is for hosts that want ioredis to try IPv6 too, as it does by default.
+  const [db, family] = [url.searchParams.get("db"), url.searchParams.get("family")]
   const common = {
     ...(url.username === "" ? undefined : { username: decoded(url.username) }),
     ...(url.password === "" ? undefined : { password: decoded(url.password) }),
-    ...(db === null ? undefined : { db: integer("the database in url", db) })
+    ...(db === null ? undefined : { db: integer("the database in url", db) }),
+    ...(family === null ? undefined : { family: familyOf(family) })
   }
   switch (url.protocol) {
     case "unix:":
@@ -213,7 +221,12 @@ export const resolve = (options: Options): Source => {
   if (cluster !== undefined) return ofCluster(options, placesOf(cluster, 6379), clientName, common)
   if (sentinels !== undefined) return ofSentinels(options, placesOf(sentinels, 26379), clientName, { ...common, db })
   return path === undefined
-    ? { topology: "standalone", clientName, address: `${host}:${port}`, single: { ...common, host, port, db } }
+    ? {
+      topology: "standalone",
+      clientName,
+      address: `${host}:${port}`,
+      single: definedOnly({ ...common, host, port, db, family: parsed.family })
+    }
     : { topology: "standalone", clientName, address: path, single: { ...common, path, db } }
 }
 
