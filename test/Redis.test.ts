@@ -596,7 +596,7 @@ describe("Redis", () => {
             assert.strictEqual(yield* ping(redis), "PONG")
           }))
 
-        // One that is silent, and one that is down, come first. ioredis tells nobody of the errors of the latter.
+        // A silent Sentinel and one that is down come first. ioredis tells nobody of the errors of the second one.
         const [silent, down] = [yield* tcp(() => {}), yield* freePort]
         const ports = [silent.port, down, port]
         const sentinels = ports.map((port) => ({ host: "127.0.0.1", port }))

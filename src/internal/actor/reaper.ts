@@ -71,8 +71,8 @@ export class Reaper {
   }
 
   /**
-   * The partition has something to do, by the answer to a call that was sent at that time. A call is as long on its way as that one was:
-   * one that comes too early is told how much.
+   * The partition has something to do, by the answer to a call that was sent at that time. The next call is taken to be as
+   * long on its way as that one was. If it comes too early, Redis says by how much.
    */
   expect({ ending, millis }: Next, sentAt: number): void {
     if (this.#closed || millis < 0 || millis > 0 && !this.#isWanted()) return
@@ -83,7 +83,7 @@ export class Reaper {
       this.#timer.cancel()
     }
     this.#at = at
-    // Somebody waits for it, and before that time nothing would be due.
+    // Claims of this process wait for that time, and the partition has nothing to do before.
     this.#timer = this.#io.exactly(at - this.#io.now(), () => {
       this.#timer = undefined
       this.#at = Number.POSITIVE_INFINITY

@@ -21,7 +21,7 @@ import { InFlight, type Routed } from "./inFlight.ts"
 import { makeListeners } from "./listeners.ts"
 import { nodeConnector, toleratingErrors } from "./nodeConnector.ts"
 import { checkServer, helloOf } from "./probe.ts"
-import { backoff, profile } from "./profile.ts"
+import { backoff, profile, shareOf } from "./profile.ts"
 import { single } from "./single.ts"
 import { hostPort, isServed, nodeFor, ownerOf } from "./slots.ts"
 
@@ -45,7 +45,7 @@ export const cluster = (options: ClusterOptions): ClusterConnection => new Clust
 
 /** How long one of several nodes may take that are asked in turn. */
 const sharedBy = (connectTimeout: number, nodes: number): number =>
-  Math.ceil(Math.min(connectTimeout, Math.max(500, connectTimeout / (nodes + 1))))
+  Math.min(connectTimeout, Math.max(500, shareOf(connectTimeout, nodes)))
 
 const makeClient = (options: ClusterOptions): IoRedis.Cluster => {
   const { base, connectTimeout, from, io, listed, name, nodes } = options

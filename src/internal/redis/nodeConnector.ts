@@ -3,7 +3,7 @@
 import * as IoRedis from "ioredis"
 import * as net from "node:net"
 import * as tls from "node:tls"
-import { disconnectTimeout } from "./profile.ts"
+import { disconnectTimeout, shareOf } from "./profile.ts"
 import type { Place } from "./slots.ts"
 
 /**
@@ -25,12 +25,12 @@ interface SentinelConnector {
 }
 
 /**
- * Sentinels are asked in turn: one that is silent takes its share of the time, and leaves the others theirs. ioredis reports the
- * errors of some of these clients to nobody, so it prints them. Answers what disconnects them.
+ * Sentinels are asked in turn: a silent Sentinel takes its share of the time, and leaves the others theirs. ioredis reports the
+ * errors of some of these clients to nobody, and prints them. The answer is a function that disconnects all of these clients.
  */
 export const sharingTime = (client: IoRedis.Redis, connectTimeout: number): () => void => {
   const { connector } = client as unknown as { readonly connector: SentinelConnector }
-  const within = Math.ceil(connectTimeout / (client.options.sentinels!.length + 1))
+  const within = shareOf(connectTimeout, client.options.sentinels!.length)
   const open = new Set<IoRedis.Redis>()
   const connect = connector.connectToSentinel.bind(connector)
   connector.connectToSentinel = (place, options) => {

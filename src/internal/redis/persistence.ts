@@ -272,7 +272,8 @@ export const make = (
 ): Effect.Effect<PersistenceRedis.Redis["Service"], never, Scope.Scope> =>
   Effect.gen(function*() {
     const { commandTimeout, commands } = connections
-    const raw: Send = connections.topology === "cluster"
+    const clustered = connections.topology === "cluster"
+    const raw: Send = clustered
       ? clusterSend(commands as ClusterConnection, io, commandTimeout, address)
       : patientSend(commands, io, commandTimeout)
     const subscriptions = new Subscriber(connections, io)
@@ -281,7 +282,7 @@ export const make = (
       send: sendWith(raw, checkShared),
       connect: Effect.sync(() => {
         const connection = reserve(connections, io, address)
-        const check = connections.topology === "cluster" ? checkSpread : checkCommand
+        const check = clustered ? checkSpread : checkCommand
         return { send: sendWith(connection.send, check), close: Effect.promise(connection.close) }
       }),
       subscribe: (channel, onMessage) =>

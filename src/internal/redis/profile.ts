@@ -6,6 +6,9 @@ import type { Io } from "../io.ts"
 /** How many milliseconds after its closing starts a silent socket is destroyed. */
 export const disconnectTimeout = 200
 
+/** How long one of so many servers may take that are asked in turn, in milliseconds: it leaves the others their time. */
+export const shareOf = (connectTimeout: number, servers: number): number => Math.ceil(connectTimeout / (servers + 1))
+
 /** How many milliseconds to wait before the next attempt: 25 to 50 at first, and 1000 to 2000 in the end. */
 export const backoff = (io: Io) => (times: number): number => {
   const ceiling = Math.min(2000, 50 * 2 ** Math.min(times - 1, 10))
