@@ -6,7 +6,7 @@ export { realSleep }
 
 /**
  * Runs `effect` until it succeeds with something other than `false`, and returns that. Failures and defects mean "not
- * yet". At the deadline (10 s by default, but for stalls) it dies with the last failure in the message; an attempt still
+ * yet". At the deadline (30 s by default, but for stalls) it dies with the last failure in the message; an attempt still
  * running then is interrupted.
  */
 export const eventually = <A, E, R>(
@@ -18,7 +18,7 @@ export const eventually = <A, E, R>(
   }
 ): Effect.Effect<Exclude<A, false>, never, R> =>
   Effect.suspend(() => {
-    const timeout = Duration.toMillis(options?.timeout ?? "10 seconds")
+    const timeout = Duration.toMillis(options?.timeout ?? "30 seconds")
     const started = performance.now()
     let attempts = 0
     let last = "the first attempt did not finish"
