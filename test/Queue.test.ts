@@ -1605,7 +1605,7 @@ layer(TestServer.layer, live)("a job that is taken into a scope", (it) => {
         const taking = yield* Effect.forkChild(
           Effect.scoped(
             Effect.map(
-              queue.takeBatch({ max: 2, wait: "1 minute" }),
+              queue.takeBatch({ max: 2, wait: Duration.infinity }),
               (taken) => taken.map(({ job, payload }) => [payload, job.attempt])
             )
           )

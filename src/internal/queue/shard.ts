@@ -352,7 +352,7 @@ export class Shard<in out A, in out S, in out E> extends Operations<A> implement
       payload: this.codec,
       results: this.#home.results,
       policy: policyOf(options, this.#options, this.#space.kernel),
-      wait: wait === undefined ? undefined : millisOrEndless(wait, "wait"),
+      wait: wait === undefined ? undefined : millisOrEndless(wait, "wait") ?? Number.POSITIVE_INFINITY,
       closed: () => this.#closed,
       fail
     }
