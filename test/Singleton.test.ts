@@ -518,35 +518,41 @@ layer(TestServer.layer, live)("a schedule", (it) => {
   it.effect("does not wait for a clock that was ahead, if its times are intervals", () =>
     several(2, ([a, b], namespace, server) =>
       Effect.gen(function*() {
-        const { asleep, clock, set, step } = manualClock()
-        const runs: Array<number> = []
-        const tick = Effect.sync(() => runs.push(clock.currentTimeMillisUnsafe()))
-        const scheduled = Singleton.schedule("tick", tick, Schedule.spaced("10 minutes"), { timeToLive: "10 seconds" })
-        yield* Effect.gen(function*() {
-          const go = (millis: number) =>
-            Effect.gen(function*() {
-              const count = runs.length + 1
-              yield* until(asleep, "the schedule sleeps")
-              set(millis)
-              yield* until(() => runs.length === count, `${count} runs`)
-            })
-          set(at("00:00", 3))
-          const first = yield* launch(a!, scheduled)
-          yield* go(at("00:10", 3))
-          // By a day, while the process waits: the interval is as long as before.
-          yield* until(asleep, "the schedule sleeps")
-          step(at("00:00", 2))
-          yield* go(at("00:10", 2))
-          yield* go(at("00:20", 2))
-          yield* Fiber.interrupt(first)
-          // By another day, for the next process.
-          step(at("00:00"))
-          const second = yield* launch(b!, scheduled)
-          yield* go(at("00:10"))
-          yield* go(at("00:20"))
-          yield* Fiber.interrupt(second)
-        }).pipe(Effect.provideService(Clock.Clock, clock))
-        yield* server.cli("DEL", `{${namespace}:00}:tick:tick`)
+        for (
+          const times of [Schedule.spaced("10 minutes"), Schedule.fixed("10 minutes"), Schedule.windowed("10 minutes")]
+        ) {
+          // It is no multiple of the interval by which the clock is set.
+          const odd = 90_000
+          const { asleep, clock, set, step } = manualClock()
+          const runs: Array<number> = []
+          const tick = Effect.sync(() => runs.push(clock.currentTimeMillisUnsafe()))
+          const scheduled = Singleton.schedule("tick", tick, times, { timeToLive: "10 seconds" })
+          yield* Effect.gen(function*() {
+            const go = (millis: number) =>
+              Effect.gen(function*() {
+                const count = runs.length + 1
+                yield* until(asleep, "the schedule sleeps")
+                set(millis)
+                yield* until(() => runs.length === count, `${count} runs`)
+              })
+            set(at("00:00", 3))
+            const first = yield* launch(a!, scheduled)
+            yield* go(at("00:10", 3))
+            // By a day, while the process waits: the interval is as long as before.
+            yield* until(asleep, "the schedule sleeps")
+            step(at("00:00", 2) + odd)
+            yield* go(at("00:10", 2) + odd)
+            yield* go(at("00:20", 2) + odd)
+            yield* Fiber.interrupt(first)
+            // By another day, for the next process.
+            step(at("00:00"))
+            const second = yield* launch(b!, scheduled)
+            yield* go(at("00:10"))
+            yield* go(at("00:20"))
+            yield* Fiber.interrupt(second)
+          }).pipe(Effect.provideService(Clock.Clock, clock))
+          yield* server.cli("DEL", `{${namespace}:00}:tick:tick`)
+        }
       })))
 
   it.effect("begins a Schedule anew with each process, though ticks were missed", () =>

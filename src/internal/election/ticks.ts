@@ -84,6 +84,16 @@ export const ofSchedule = <R>(
       )
       const calendar = yield* followsClock(begin)
       let after = yield* begin
+      const clock = yield* Clock.Clock
+      const monotonic = () => Number(clock.monotonicTimeNanosUnsafe()) / 1e6
+      const ahead = clock.currentTimeMillisUnsafe() - monotonic()
+      // By how much the clock was set back meanwhile. Intervals do not follow it.
+      let setBack = 0
+      const setBackAt = (now: number): number => {
+        const found = ahead + monotonic() - now
+        if (Math.abs(found - setBack) > tolerance) setBack = Math.round(found)
+        return setBack
+      }
       const tick = (due: number | undefined, from: number): Tick | undefined =>
         due === undefined ? undefined : { due, following: () => due - from }
       if (calendar) {
@@ -97,11 +107,13 @@ export const ofSchedule = <R>(
           Effect.gen(function*() {
             // An interval begins when the own tick has ended, and does not wait for a clock that was ahead.
             const from = mine || last === undefined ? now : Math.min(now, last)
-            const due = yield* after(from)
+            const by = setBackAt(now)
+            const following = (time: number) => Effect.map(after(time + by), (due) => due && due - by)
+            const due = yield* following(from)
             if (due === undefined || due >= now || missed === "once") return tick(due, from)
             // A missed tick is no tick of this process: its schedule begins now.
             after = yield* begin
-            return tick(yield* after(now), now)
+            return tick(yield* following(now), now)
           }),
         // An interval is as long as it was, however the clock is set meanwhile.
         wait: (due, now) => Effect.as(Effect.sleep(Duration.millis(due - now)), true)
