@@ -157,6 +157,8 @@ layer(TestServer.layer, live)("a schedule", (it) => {
         })
         // The last one that joins is asked first.
         const queue = yield* on(a!, make(name))
+        const [listed] = yield* all(queue)
+        assert.deepInclude(listed, { name: "a", times: undefined, payload: Option.some(1), last: undefined })
         yield* Effect.promise(async () => {
           await end("first", true)
           await reap("first")
@@ -347,6 +349,38 @@ layer(TestServer.layer, live)("a schedule", (it) => {
         yield* eventually(Effect.sync(() => assert.include(worked, 2)))
       })))
 
+  it.effect("keep no event loop busy for as long as it takes to give ticks to all of them", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make())
+        const times = Cron.parseUnsafe("0 9 * * 1", "Europe/Berlin")
+        const since = performance.now()
+        for (let each = 0; each < 20; each++) ticksOf(times, Date.now(), Date.now(), "once")
+        const each = (performance.now() - since) / 20
+        const count = 250
+        let longest = 0
+        let last = performance.now()
+        const watching = setInterval(() => {
+          longest = Math.max(longest, performance.now() - last)
+          last = performance.now()
+        }, 1)
+        yield* Effect.addFinalizer(() => Effect.sync(() => clearInterval(watching)))
+        // All are answered at once.
+        yield* Effect.forEach(Array.from({ length: count }, (_, at) => `s${at}`), (name) =>
+          queue.schedule(name, times, 1), {
+          concurrency: "unbounded",
+          discard: true
+        })
+        yield* eventually(
+          Effect.map(all(queue), (found) =>
+            found.length === count && found.every(({ next }) =>
+              next !== undefined
+            ))
+        )
+        assert.isBelow(longest, count * each / 3)
+        yield* queue.obliterate
+      }).pipe(Effect.scoped)))
+
   it.effect("refuses what makes no sense", () =>
     several(1, ([a]) =>
       Effect.gen(function*() {
@@ -359,6 +393,7 @@ layer(TestServer.layer, live)("a schedule", (it) => {
         yield* refused("", "1 hour")
         yield* refused("x", "99 millis")
         yield* refused("x", Cron.parseUnsafe("0 0 31 2 *"))
+        yield* refused("x", Cron.parseUnsafe("0 0 * * *", DateTime.zoneMakeOffset(90_000)))
         yield* refused("x", "1 hour", { missed: "some" as "all" })
         yield* refused("x", "1 hour", { attempts: 0 })
         isRangeError(yield* Effect.exit(Effect.suspend(() => queue.nextRuns("x", 1001))))

@@ -279,7 +279,10 @@ export interface Queue<in out A, in out S = unknown, in out E = never> {
   readonly unschedule: (name: string) => Effect.Effect<boolean, QueueError>
   /** The schedules, in the order of their names. */
   readonly schedules: Stream.Stream<Scheduled<A>, QueueError>
-  /** The next ticks of a schedule, up to 1,000; none if there is no such schedule. */
+  /**
+   * The next ticks of a schedule, up to 1,000; none if there is no such schedule. Dies with a `RangeError` where this process does not
+   * know the time zone.
+   */
   readonly nextRuns: (name: string, count: number) => Effect.Effect<ReadonlyArray<DateTime.Utc>, QueueError>
   /** All dead letters, the oldest first. */
   readonly deadLetters: Stream.Stream<DeadLetter, QueueError>

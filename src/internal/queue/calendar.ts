@@ -40,7 +40,13 @@ export const timesOf = (input: Cron.Cron | Duration.Input): Times => {
     if (every < shortest) throw new RangeError(`times must be at least ${shortest} milliseconds apart`)
     return Duration.millis(every)
   }
-  return decodeTimes(JSON.parse(encodeTimes(cronOf(input))))
+  const cron = cronOf(input)
+  const zone = zoneOf(cron)
+  // As text, it has no seconds.
+  if (DateTime.isTimeZoneOffset(zone) && zone.offset % 60_000 !== 0) {
+    throw new RangeError("times must be in a time zone of whole minutes")
+  }
+  return decodeTimes(JSON.parse(encodeTimes(cron)))
 }
 
 export const everyOf = (times: Times): number => Cron.isCron(times) ? 0 : Duration.toMillis(times)
@@ -63,14 +69,20 @@ export const encodeTimes = (times: Times): string => {
   return JSON.stringify(encoded)
 }
 
-/** Throws when this process does not know the time zone. */
-export const decodeTimes = (json: unknown): Times => {
+/** Undefined when this process does not know the time zone. */
+export const knownTimes = (json: unknown): Times | undefined => {
   const encoded = json as Encoded
   if (encoded[0] === "every") return Duration.millis(encoded[1])
   const [, seconds, minutes, hours, days, months, weekdays, zone, and, onDstOverlap] = encoded
   const tz = Option.getOrUndefined(DateTime.zoneFromString(zone))
-  if (tz === undefined) throw new RangeError(`time zone ${JSON.stringify(zone)} is not known here`)
-  return Cron.make({ seconds, minutes, hours, days, months, weekdays, tz, and, onDstOverlap })
+  return tz && Cron.make({ seconds, minutes, hours, days, months, weekdays, tz, and, onDstOverlap })
+}
+
+/** Throws when this process does not know the time zone. */
+export const decodeTimes = (json: unknown): Times => {
+  const times = knownTimes(json)
+  if (times === undefined) throw new RangeError(`time zone ${JSON.stringify((json as Encoded)[7])} is not known here`)
+  return times
 }
 
 const after = (cron: Cron.Cron, time: number): number => Cron.next(cron, new Date(time)).getTime()

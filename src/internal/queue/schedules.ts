@@ -16,7 +16,7 @@ import { oneOf, type Place } from "../hold/place.ts"
 import { question, request } from "../hold/request.ts"
 import type { Codec } from "../work/codec.ts"
 import { Turns } from "../work/turn.ts"
-import { decodeTimes, encodeTimes, everyOf, type Missed, runsOf, ticksOf, timesOf } from "./calendar.ts"
+import { decodeTimes, encodeTimes, everyOf, knownTimes, type Missed, runsOf, ticksOf, timesOf } from "./calendar.ts"
 import { paged, pageSize } from "./paging.ts"
 import { type OfferOptions, wishOf } from "./wish.ts"
 
@@ -33,7 +33,8 @@ export interface ScheduleOptions extends Pick<OfferOptions, "priority" | "attemp
 /** A schedule as it is now. */
 export interface Scheduled<out A> {
   readonly name: string
-  readonly times: Cron.Cron | Duration.Duration
+  /** Undefined if this process does not know their time zone. */
+  readonly times: Cron.Cron | Duration.Duration | undefined
   readonly missed: "once" | "skip" | "all"
   /** `None` if it does not fit the schema of this process. */
   readonly payload: Option.Option<A>
@@ -57,13 +58,17 @@ type Short = readonly [name: string, version: number, last: number, now: number,
 
 const mostRuns = 1000
 
+// The computing of ticks pauses when it has kept the event loop for so long, in milliseconds: after an outage, or when many schedules
+// begin, it can be seconds in all.
+const [longest, pause] = [10, 1]
+
 const ignore = () => {}
 
 const timeOf = (millis: number) => millis === 0 ? undefined : DateTime.makeUnsafe(millis)
 
 const scheduledOf = <A>({ decodeParsed }: Codec<A>, [name, times, missed, body, , ran, next]: Tuple): Scheduled<A> => ({
   name,
-  times: decodeTimes(times),
+  times: knownTimes(times),
   missed,
   payload: Exit.getSuccess(decodeParsed(body)),
   next: timeOf(next),
@@ -75,6 +80,10 @@ export class Schedules {
   #id = ""
   #left = false
   #unwatch: (() => void) | undefined = undefined
+  // Schedules that need ticks, by name.
+  readonly #needing = new Map<string, Short>()
+  #busyFor = 0
+  #pausing = false
 
   constructor(place: Place) {
     this.#place = place
@@ -82,7 +91,7 @@ export class Schedules {
 
   /** That a schedule needs ticks. */
   told(change: ReadonlyArray<unknown>): void {
-    this.#give(change.slice(1) as unknown as Short)
+    this.#need(change.slice(1) as unknown as Short)
   }
 
   joined(id: string): void {
@@ -117,13 +126,40 @@ export class Schedules {
       // Also when the caller was interrupted: no other member would be notified.
       answered: (reply) => {
         if (reply[0] === "full" || !reply[4]) return
-        this.#give([name, reply[1], reply[2], reply[3], missed, JSON.parse(spec)])
+        this.#need([name, reply[1], reply[2], reply[3], missed, JSON.parse(spec)])
       }
     })
     return Effect.flatMap(asked, ([tag]) =>
       tag === "full"
         ? Effect.die(new RangeError(`queue ${JSON.stringify(this.#place.name)} has no room for more schedules`))
         : Effect.void)
+  }
+
+  // A newer notice of one schedule replaces the one before.
+  #need(notice: Short): void {
+    this.#needing.set(notice[0], notice)
+    if (!this.#pausing) this.#giveAll()
+  }
+
+  #giveAll(): void {
+    const { io, isClosing } = this.#place.space.kernel
+    for (const [name, notice] of this.#needing) {
+      if (this.#left || isClosing()) return this.#needing.clear()
+      if (this.#busyFor >= longest) return this.#pause()
+      const since = io.now()
+      this.#needing.delete(name)
+      this.#give(notice)
+      this.#busyFor += io.now() - since
+    }
+  }
+
+  #pause(): void {
+    this.#pausing = true
+    this.#place.space.kernel.io.after(pause, () => {
+      this.#pausing = false
+      this.#busyFor = 0
+      this.#giveAll()
+    })
   }
 
   #give([name, version, last, now, missed, spec]: Short): void {
@@ -150,6 +186,7 @@ export class Schedules {
         args,
         settle: ignore,
         fail: (error) => {
+          if (this.#left || kernel.isClosing()) return
           if (isFinal(error.reason)) log("Error", `${what} could not be stored`, error)
           else io.after(channel.retryPause, send)
         }
