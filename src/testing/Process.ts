@@ -51,7 +51,7 @@ export interface Process<Event> {
   /**
    * The first event, among those received and those to come, that satisfies `predicate`. With `after: n` the first n are
    * passed over: `after: process.received.length` waits for a new one. Dies when the process ends before, or at the
-   * timeout (20 s by default, real time).
+   * timeout (30 s by default, real time).
    */
   readonly waitFor: {
     <B extends Event>(predicate: (event: Event) => event is B, options?: WaitOptions): Effect.Effect<B>
@@ -201,7 +201,7 @@ export const spawn = <Event extends object>(file: string | URL, options?: {
         }
       })
       const expire = Effect.suspend(() => Effect.die(new Error(`${path}: no such event in time; ${report()}`)))
-      return Effect.raceFirst(search, Effect.andThen(realSleep(wait?.timeout ?? "20 seconds"), expire))
+      return Effect.raceFirst(search, Effect.andThen(realSleep(wait?.timeout ?? "30 seconds"), expire))
     }
 
     return {
