@@ -423,6 +423,7 @@ describe("Redis", () => {
         assert.isBelow(cluster.took, 4000)
         const sentinel = yield* failure(Redis.layer({ sentinels: [{ host: "127.0.0.1", port }], name: "primary" }))
         assert.strictEqual(sentinel.error.reason._tag, "NotConnected")
+        assert.include(sentinel.error.message, "(no Sentinel answers: ECONNREFUSED)")
         assert.isBelow(sentinel.took, 4000)
         const none = yield* failure(Redis.layer({ path: "/nowhere/redis.sock" }))
         assert.include(none.error.message, "ENOENT")
@@ -895,6 +896,7 @@ describe("Redis", () => {
             yield* Effect.promise(() =>
               stopServer(primary.child)
             )
+            const failures = new Set<string>()
             yield* Effect.promise(async () => {
               const deadline = performance.now() + 25_000
               for (;;) {
@@ -902,6 +904,7 @@ describe("Redis", () => {
                 if (Exit.isSuccess(exit)) {
                   return
                 }
+                failures.add(Cause.pretty(exit.cause))
                 if (performance.now() > deadline) {
                   throw new Error("no failover")
                 }
@@ -910,6 +913,8 @@ describe("Redis", () => {
                 )
               }
             })
+            // It does answer, each time that it is asked.
+            assert.notInclude([...failures].join(), "no Sentinel answers")
             const direct = new IoRedis.Redis({ host: "127.0.0.1", port: replica.port })
             yield* Effect.addFinalizer(() => Effect.sync(() => direct.disconnect()))
             assert.strictEqual(yield* Effect.promise(() => direct.get("a")), "2")

@@ -17,6 +17,42 @@ const reasonOf = (text: string, command: string) => {
 }
 
 describe("errors", () => {
+  describe("a TLS handshake that fails says what to do", () => {
+    const [authority, renew, client, options] = ["`tls: { ca }`", "renew", "`tls: { cert, key }`", "correct `tls`"]
+    const codes = [
+      ["SELF_SIGNED_CERT_IN_CHAIN", authority],
+      ["UNABLE_TO_VERIFY_LEAF_SIGNATURE", authority],
+      ["UNABLE_TO_GET_ISSUER_CERT_LOCALLY", authority],
+      ["ERR_TLS_CERT_ALTNAME_INVALID", authority],
+      ["CERT_HAS_EXPIRED", renew],
+      ["CERT_NOT_YET_VALID", renew],
+      ["ERR_SSL_TLSV13_ALERT_CERTIFICATE_REQUIRED", client],
+      ["ERR_SSL_SSLV3_ALERT_HANDSHAKE_FAILURE", client],
+      ["ECONNRESET", client],
+      ["ERR_OSSL_PEM_NO_START_LINE", options],
+      ["ERR_SSL_NO_CIPHER_MATCH", options],
+      ["ERR_INVALID_ARG_TYPE", options]
+    ] as const
+    for (const [code, advice] of codes) {
+      it(code, () => {
+        const failure = Object.assign(new Error("of Node"), { code })
+        const { message } = errorFrom(failure, "HELLO", false, "localhost:6379")
+        assert.include(message, code)
+        const others = [authority, renew, client, options].filter((other) => other !== advice)
+        assert.include(message, advice)
+        for (const other of others) assert.notInclude(message, other)
+        // ioredis says only that the connection to the last Sentinel was closed.
+        const unreachable = new Error(
+          "All sentinels are unreachable and retry is disabled. Last error: Connection is closed.",
+          { cause: failure }
+        )
+        const ofSentinels = errorFrom(unreachable, "HELLO", false, "p of localhost:26379").message
+        assert.include(ofSentinels, `no Sentinel answers: ${code}`)
+        assert.include(ofSentinels, advice)
+      })
+    }
+  })
+
   describe("a permission that is missing", () => {
     // [server, reply, command sent, command that the error names]
     const replies: ReadonlyArray<readonly [string, string, string, string]> = [

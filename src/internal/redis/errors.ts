@@ -94,11 +94,17 @@ const advice = (detail: string): string => {
   if (detail === noSentinel) return "list the Sentinels there, or use `url` or `host` for a server without them"
   if (detail === replica) return "connect to its primary, or through Sentinel"
   if (/^(LOADING|MASTERDOWN|BUSY|CLUSTERDOWN|TRYAGAIN)$/.test(detail)) return "try again later"
-  if (/^ERR_(OSSL|TLS_INVALID_PROTOCOL)/.test(detail)) return "correct `tls`"
-  return /CERT|TLS|SSL|SIGNED|ISSUER/.test(detail)
+  if (/ERR_(OSSL|TLS_INVALID_PROTOCOL|SSL_NO_|INVALID_ARG_TYPE)/.test(detail)) return "correct `tls`"
+  if (/CERT_(HAS_EXPIRED|NOT_YET_VALID)/.test(detail)) return "renew its certificate, and check the clocks"
+  if (/ALERT_(CERTIFICATE_REQUIRED|HANDSHAKE|UNKNOWN_CA|BAD_CERT)/.test(detail)) {
+    return "give a certificate that it accepts as `tls: { cert, key }`"
+  }
+  return /CERT|TLS|SSL|SIGN|ISSUER/.test(detail)
     ? "give the authority of its certificate as `tls: { ca }` and connect to a name that is in it"
     : `check that it is running there and can be reached from here${
-      /ECONNRESET|EPIPE|closes the connection/.test(detail) ? ", and whether it wants `tls`" : ""
+      /ECONNRESET|EPIPE|closes the connection|timed out/.test(detail)
+        ? ", and whether it wants `tls`, or a certificate as `tls: { cert, key }`"
+        : ""
     }`
 }
 
@@ -566,7 +572,8 @@ const systemCode = (error: Error & { readonly code?: unknown }): string | undefi
   if (typeof error.code === "string") return error.code
   const sentinels = /^All sentinels are unreachable.*?(?:Last error: (.*))?$/.exec(error.message)
   if (sentinels !== null) {
-    return bySentinels(sentinels[1])
+    const why = error.cause instanceof Error ? systemCode(error.cause) : undefined
+    return bySentinels(why ?? sentinels[1])
   }
   const inner = error instanceof AggregateError ? error.errors[0] : undefined
   return inner instanceof Error ? systemCode(inner) : undefined

@@ -21,8 +21,14 @@ export const toleratingErrors = (client: IoRedis.Redis): void => {
 }
 
 interface SentinelConnector {
+  connect: IoRedis.AbstractConnector["connect"]
   connectToSentinel: (place: unknown, options?: IoRedis.RedisOptions) => IoRedis.Redis
 }
+
+type Flushed = Pick<IoRedis.Redis, "status"> & { readonly flushQueue: (error: Error) => void }
+
+const isUnreachable = (error: unknown): error is Error =>
+  error instanceof Error && error.message.startsWith("All sentinels are unreachable")
 
 /**
  * Sentinels are asked in turn: a silent Sentinel takes its share of the time, and leaves the others theirs. ioredis reports the
@@ -30,21 +36,56 @@ interface SentinelConnector {
  */
 export const sharingTime = (client: IoRedis.Redis, connectTimeout: number): () => void => {
   const { connector } = client as unknown as { readonly connector: SentinelConnector }
-  const within = shareOf(connectTimeout, client.options.sentinels!.length)
+  const { length } = client.options.sentinels!
+  const within = shareOf(connectTimeout, length)
   const open = new Set<IoRedis.Redis>()
-  const connect = connector.connectToSentinel.bind(connector)
+  let asked = 0
+  let why: Error | undefined
+  const connect = connector.connect.bind(connector)
+  connector.connect = async (emitter) => {
+    asked = 0
+    why = undefined
+    for (let turn = 0;; turn++) {
+      try {
+        return await connect(emitter)
+      } catch (error) {
+        if (!isUnreachable(error)) throw error
+        // ioredis goes on in its list where the last attempt has stopped, which may have been at its end.
+        if (turn === 0 && asked < length) continue
+        // It says only that the connection was closed.
+        if (why !== undefined && error.message.endsWith("Connection is closed.")) error.cause = why
+        throw error
+      }
+    }
+  }
+  const connectToSentinel = connector.connectToSentinel.bind(connector)
   connector.connectToSentinel = (place, options) => {
-    const sentinel = connect(place, {
+    const sentinel = connectToSentinel(place, {
       connectTimeout: within,
       commandTimeout: within,
       disconnectTimeout,
       ...options
     })
+    const disconnect = sentinel.disconnect.bind(sentinel)
+    sentinel.disconnect = (reconnect) => {
+      const { flushQueue, status } = sentinel as unknown as Flushed
+      disconnect(reconnect)
+      if (status !== "reconnecting" || reconnect === true) return
+      // It has no socket, so it would never end: the timers of its commands would keep the process.
+      flushQueue.call(sentinel, new Error("closed"))
+      open.delete(sentinel)
+    }
     open.add(sentinel)
-    return sentinel.on("error", () => {}).on("end", () => open.delete(sentinel))
+    // Those with options wait for fail-overs.
+    if (options === undefined) asked++
+    return sentinel
+      .on("error", (error) => {
+        if (options === undefined) why ??= error
+      })
+      .on("end", () => open.delete(sentinel))
   }
   return () => {
-    for (const sentinel of open) {
+    for (const sentinel of [...open]) {
       sentinel.disconnect()
       sentinel.stream?.destroy()
     }

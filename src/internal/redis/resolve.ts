@@ -252,6 +252,12 @@ const ofCluster = (
   }
 })
 
+// ioredis adds the options of TLS to what it finds.
+const copiesOf = (natMap: NonNullable<Options["natMap"]>) => (name: string) => {
+  const place = natMap[name]
+  return place === undefined ? null : { ...place }
+}
+
 const ofSentinels = (
   { name, natMap, sentinelPassword, sentinelTls, sentinelUsername, tls }: Options,
   sentinels: Array<Place>,
@@ -270,7 +276,7 @@ const ofSentinels = (
       sentinelUsername,
       sentinelPassword: sentinelPassword === undefined ? undefined : secretOf(sentinelPassword, "sentinelPassword"),
       sentinelTLS: tlsOf(sentinelTls ?? tls),
-      natMap
+      natMap: natMap && copiesOf(natMap)
     }),
     // Without this, ioredis leaves the connection to the primary in plain text.
     enableTLSForSentinelMode: common.tls !== undefined
