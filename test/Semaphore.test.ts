@@ -218,6 +218,23 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("S
       })
     ))
 
+  it.effect("is released in the background if its take says so, also where it is released by hand", () =>
+    withNode(() =>
+      Effect.gen(function*() {
+        const server = yield* TestServer
+        const semaphore = yield* Semaphore.make({ name: "s", permits: 2 })
+        const lease = yield* semaphore.take(2, { release: "background" })
+        yield* server.pause
+        const since = performance.now()
+        yield* semaphore.release(lease)
+        yield* semaphore.release(lease)
+        const took = performance.now() - since
+        yield* server.resume
+        assert.isBelow(took, 1000)
+        yield* eventually(Effect.map(semaphore.available, (available) => available === 2))
+      })
+    ))
+
   it.effect("owns nothing of a waiter that is refused when it is resized", () =>
     withNode((namespace) =>
       Effect.gen(function*() {

@@ -83,19 +83,25 @@ export const nested = <A, E, R>(
 // Release
 // -----------------------------------------------------------------------------
 
-/** Releases, and returns when that is certain, or when Redis has been away for the coordinator's `requestTimeout`. */
+const giveUp = (entry: Entry, done: () => void): void => {
+  if (entry instanceof Hold) entry.onRelease()
+  entry.keeper.release(entry, done)
+}
+
+/**
+ * Releases, and returns when that is certain, or when Redis has been away for the coordinator's `requestTimeout`. What is released in the
+ * background is not waited for.
+ */
 export const release = (entry: Entry): Effect.Effect<void> =>
-  Effect.callback((resume) => {
-    if (entry instanceof Hold) entry.onRelease()
-    entry.keeper.release(entry, () => resume(Effect.void))
-  })
+  entry.claim.background === true
+    ? Effect.sync(() => giveUp(entry, ignore))
+    : Effect.callback((resume) => giveUp(entry, () => resume(Effect.void)))
 
 /** One user less; the last one releases it. Answers what is left to wait for. */
 export const leave = (hold: Hold): Effect.Effect<void> | undefined => {
   if (--hold.users > 0) return undefined
   if (hold.claim.background !== true) return release(hold)
-  hold.onRelease()
-  hold.keeper.release(hold, ignore)
+  giveUp(hold, ignore)
   return undefined
 }
 
