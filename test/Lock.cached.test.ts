@@ -53,6 +53,29 @@ layer(TestServer.layer, live)("a lock that is cached", (it) => {
         }
       })))
 
+  it.effect("is granted to another fiber that waits before the one that keeps it takes it again", () =>
+    several(1, ([one]) =>
+      Effect.gen(function*() {
+        for (let round = 0; round < 5; round++) {
+          yield* eventually(Effect.map(keeping(one!), () => keptOf(one!).size > 0))
+          const order: Array<string> = []
+          const enter = (who: string) => Lock.withLock(Effect.sync(() => order.push(who)), "a", { cached: true })
+          yield* onNode(one!)(Effect.gen(function*() {
+            const inside = yield* Deferred.make<void>()
+            const other = yield* Effect.forkChild(Effect.andThen(Deferred.await(inside), enter("other")), {
+              startImmediately: true
+            })
+            const hold = Effect.andThen(Deferred.succeed(inside, undefined), Effect.yieldNow)
+            yield* Lock.withLock(hold, "a", { cached: true })
+            yield* Effect.forEach([1, 2, 3], () => enter("first"))
+            yield* Fiber.join(other)
+          }))
+          assert.deepStrictEqual(order, ["other", "first", "first", "first"])
+          // It is spared for a second.
+          keptOf(one!).clear()
+        }
+      })))
+
   it.effect("is not kept again at once when others have wanted it, however many are", () =>
     several(2, ([one, two]) =>
       Effect.gen(function*() {

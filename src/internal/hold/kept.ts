@@ -2,7 +2,7 @@
 
 import type { Session } from "../actor/session.ts"
 import type { Io, Timer } from "../io.ts"
-import type { Entry } from "./claim.ts"
+import type { Entry, Resource } from "./claim.ts"
 
 // In milliseconds. The process keeps what it takes again within `reuse`, for as long as each pause is shorter than that. It keeps
 // none for `spared` after another process has asked for it.
@@ -114,6 +114,19 @@ export class Kept {
 
   has(key: string): boolean {
     return this.#byKey.has(key)
+  }
+
+  /**
+   * For a hold that can take over nothing here. One that waits goes before those that would take it again. One that does not wait is
+   * refused where the lock is in use here: then the answer is false.
+   */
+  makeWay({ key, kind }: Resource, waits: boolean): boolean {
+    this.surrenderResting(key)
+    if (kind !== "lock" || !this.has(key)) return true
+    if (!waits) return false
+    this.surrenderKey(key)
+    this.recalled(key)
+    return true
   }
 
   #end({ id, key }: Stretch): void {

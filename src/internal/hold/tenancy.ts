@@ -102,9 +102,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
     const { patience, place } = hold.claim
     const stretch = this.kept.resting(place.key, hold.weight)
     if (stretch === undefined) {
-      // A hold that rests here may be in its way.
-      this.kept.surrenderResting(place.key)
-      if (patience === undefined || place.kind !== "lock" || !this.kept.has(place.key)) return false
+      if (this.kept.makeWay(place, patience === undefined)) return false
       this.#finish(hold, busy)
       return true
     }
