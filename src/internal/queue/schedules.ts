@@ -15,7 +15,7 @@ import { describe } from "../hold/loss.ts"
 import { oneOf, type Place } from "../hold/place.ts"
 import { question, request } from "../hold/request.ts"
 import type { Codec } from "../work/codec.ts"
-import { Turns } from "../work/turn.ts"
+import { longestTurn, Turns } from "../work/turn.ts"
 import { decodeTimes, encodeTimes, everyOf, knownTimes, type Missed, runsOf, ticksOf, timesOf } from "./calendar.ts"
 import { paged, pageSize } from "./paging.ts"
 import { type OfferOptions, wishOf } from "./wish.ts"
@@ -58,10 +58,6 @@ type Short = readonly [name: string, version: number, last: number, now: number,
 
 const mostRuns = 1000
 
-// The computing of ticks pauses when it has kept the event loop for so long, in milliseconds: after an outage, or when many schedules
-// begin, it can be seconds in all.
-const [longest, pause] = [10, 1]
-
 const ignore = () => {}
 
 const timeOf = (millis: number) => millis === 0 ? undefined : DateTime.makeUnsafe(millis)
@@ -80,10 +76,10 @@ export class Schedules {
   #id = ""
   #left = false
   #unwatch: (() => void) | undefined = undefined
-  // Schedules that need ticks, by name.
+  // Schedules that need ticks, by name. After an outage, it can take seconds to compute all of them.
   readonly #needing = new Map<string, Short>()
   #busyFor = 0
-  #pausing = false
+  #deferred = false
 
   constructor(place: Place) {
     this.#place = place
@@ -138,14 +134,14 @@ export class Schedules {
   // A newer notice of one schedule replaces the one before.
   #need(notice: Short): void {
     this.#needing.set(notice[0], notice)
-    if (!this.#pausing) this.#giveAll()
+    if (!this.#deferred) this.#giveAll()
   }
 
   #giveAll(): void {
     const { io, isClosing } = this.#place.space.kernel
     for (const [name, notice] of this.#needing) {
       if (this.#left || isClosing()) return this.#needing.clear()
-      if (this.#busyFor >= longest) return this.#pause()
+      if (this.#busyFor >= longestTurn) return this.#defer()
       const since = io.now()
       this.#needing.delete(name)
       this.#give(notice)
@@ -153,10 +149,10 @@ export class Schedules {
     }
   }
 
-  #pause(): void {
-    this.#pausing = true
-    this.#place.space.kernel.io.after(pause, () => {
-      this.#pausing = false
+  #defer(): void {
+    this.#deferred = true
+    this.#place.space.kernel.io.after(0, () => {
+      this.#deferred = false
       this.#busyFor = 0
       this.#giveAll()
     })
