@@ -3,6 +3,7 @@
  * simulation decides about the time, the timer that fires next, and chance.
  */
 
+import type * as Clock from "effect/Clock"
 import * as Context from "effect/Context"
 import * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
@@ -45,6 +46,9 @@ export const millisIn = (input: Duration.Input): number =>
   Number.isNaN(input)
     ? Number.NaN
     : Option.match(Duration.fromInput(input), { onNone: () => Number.NaN, onSome: Duration.toMillis })
+
+/** Milliseconds of Effect's clock that go on, however it is set: a test may have provided it. */
+export const monotonicOf = (clock: Clock.Clock): number => Number(clock.monotonicTimeNanosUnsafe()) / 1e6
 
 const settled = Promise.resolve()
 

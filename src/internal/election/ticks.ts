@@ -7,6 +7,7 @@ import * as Duration from "effect/Duration"
 import * as Effect from "effect/Effect"
 import * as Pull from "effect/Pull"
 import * as Schedule from "effect/Schedule"
+import { monotonicOf } from "../io.ts"
 
 /** What to do with ticks that were due while no process ran them: leave them out, or make up for them by one run. */
 export type Missed = "skip" | "once"
@@ -37,10 +38,10 @@ const reach = (due: number): Effect.Effect<boolean> =>
     Effect.gen(function*() {
       for (let now = clock.currentTimeMillisUnsafe(); now < due;) {
         const pause = pauseFor(due - now)
-        const began = clock.monotonicTimeNanosUnsafe()
+        const began = monotonicOf(clock)
         yield* clock.sleep(Duration.millis(pause))
         // A busy process wakes late too. Its tick is due.
-        const late = Math.max(0, Number(clock.monotonicTimeNanosUnsafe() - began) / 1e6 - pause)
+        const late = Math.max(0, monotonicOf(clock) - began - pause)
         now = clock.currentTimeMillisUnsafe()
         if (now - late - due > tolerance) return false
       }
@@ -84,16 +85,6 @@ export const ofSchedule = <R>(
       )
       const calendar = yield* followsClock(begin)
       let after = yield* begin
-      const clock = yield* Clock.Clock
-      const monotonic = () => Number(clock.monotonicTimeNanosUnsafe()) / 1e6
-      const ahead = clock.currentTimeMillisUnsafe() - monotonic()
-      // By how much the clock was set back meanwhile. Intervals do not follow it.
-      let setBack = 0
-      const setBackAt = (now: number): number => {
-        const found = ahead + monotonic() - now
-        if (Math.abs(found - setBack) > tolerance) setBack = Math.round(found)
-        return setBack
-      }
       const tick = (due: number | undefined, from: number): Tick | undefined =>
         due === undefined ? undefined : { due, following: () => due - from }
       if (calendar) {
@@ -101,6 +92,15 @@ export const ofSchedule = <R>(
           next: (last, now) => Effect.map(after(behind(last, now, missed)), (due) => tick(due, last ?? now)),
           wait: reach
         }
+      }
+      const clock = yield* Clock.Clock
+      const ahead = clock.currentTimeMillisUnsafe() - monotonicOf(clock)
+      // By how much the clock was set back meanwhile. Intervals do not follow it.
+      let setBack = 0
+      const setBackAt = (now: number): number => {
+        const found = ahead + monotonicOf(clock) - now
+        if (Math.abs(found - setBack) > tolerance) setBack = Math.round(found)
+        return setBack
       }
       return {
         next: (last, now, mine) =>

@@ -11,6 +11,7 @@ import * as Scope from "effect/Scope"
 import type { CoordinatorReason } from "../actor/errors.ts"
 import type { Requests } from "../actor/lua.ts"
 import type { Verb } from "../actor/transport.ts"
+import { monotonicOf } from "../io.ts"
 import type { Argument, Claim, ClaimVerb, Entry, LeaveVerb, Refusal } from "./claim.ts"
 import { departing, type Departure, onSettled, type Settled } from "./departing.ts"
 import { Hold } from "./hold.ts"
@@ -192,9 +193,8 @@ export const bounded = <A, E, R, E2>(
 
 /** What is left of a wait that several requests share, in milliseconds. The wall clock can be set meanwhile. */
 export const leftOf = (clock: Clock.Clock, wait: Duration.Input): () => number => {
-  const now = () => Number(clock.monotonicTimeNanosUnsafe()) / 1e6
-  const end = now() + Duration.toMillis(duration(wait, "wait"))
-  return () => end - now()
+  const end = monotonicOf(clock) + Duration.toMillis(duration(wait, "wait"))
+  return () => end - monotonicOf(clock)
 }
 
 /** How long to wait: the `wait` of the call, or the coordinator's default. */
