@@ -597,7 +597,8 @@ describe("Redis", () => {
             assert.strictEqual(yield* ping(redis), "PONG")
           }))
 
-        // A silent Sentinel and one that is down come first. ioredis tells nobody of the errors of the second one.
+        // A silent Sentinel and one that is down come first. ioredis prints the errors of the second Sentinel where nothing
+        // listens to its client.
         const [silent, down] = [yield* tcp(() => {}), yield* freePort]
         const ports = [silent.port, down, port]
         const sentinels = ports.map((port) => ({ host: "127.0.0.1", port }))

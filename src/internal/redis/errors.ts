@@ -559,6 +559,9 @@ export const errorFrom = (error: unknown, command: string, sent: boolean, addres
     : fail(new NotConnected({ address, detail }))
 }
 
+/** What ioredis says of Sentinels that it has asked in vain, and of the last one. */
+export const unreachable = /^All sentinels are unreachable.*?(?:Last error: (.*))?$/
+
 const bySentinels = (last: string | undefined): string => {
   if (last === undefined) return "no Sentinel answers"
   const code = /^[A-Z]+(?= )/.exec(last)?.[0]
@@ -570,7 +573,7 @@ const bySentinels = (last: string | undefined): string => {
 
 const systemCode = (error: Error & { readonly code?: unknown }): string | undefined => {
   if (typeof error.code === "string") return error.code
-  const sentinels = /^All sentinels are unreachable.*?(?:Last error: (.*))?$/.exec(error.message)
+  const sentinels = unreachable.exec(error.message)
   if (sentinels !== null) {
     const why = error.cause instanceof Error ? systemCode(error.cause) : undefined
     return bySentinels(why ?? sentinels[1])

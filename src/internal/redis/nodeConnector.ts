@@ -3,6 +3,7 @@
 import * as IoRedis from "ioredis"
 import * as net from "node:net"
 import * as tls from "node:tls"
+import { unreachable } from "./errors.ts"
 import { disconnectTimeout, shareOf } from "./profile.ts"
 import type { Place } from "./slots.ts"
 
@@ -27,12 +28,10 @@ interface SentinelConnector {
 
 type Flushed = Pick<IoRedis.Redis, "status"> & { readonly flushQueue: (error: Error) => void }
 
-const isUnreachable = (error: unknown): error is Error =>
-  error instanceof Error && error.message.startsWith("All sentinels are unreachable")
-
 /**
- * Sentinels are asked in turn: a silent Sentinel takes its share of the time, and leaves the others theirs. ioredis reports the
- * errors of some of these clients to nobody, and prints them. The answer is a function that disconnects all of these clients.
+ * Sentinels are asked in turn: a silent Sentinel takes its share of the time, and leaves the others theirs. ioredis makes
+ * some of these clients without a listener for their errors, and prints those. The function that `sharingTime` returns disconnects all of
+ * these clients.
  */
 export const sharingTime = (client: IoRedis.Redis, connectTimeout: number): () => void => {
   const { connector } = client as unknown as { readonly connector: SentinelConnector }
@@ -49,11 +48,12 @@ export const sharingTime = (client: IoRedis.Redis, connectTimeout: number): () =
       try {
         return await connect(emitter)
       } catch (error) {
-        if (!isUnreachable(error)) throw error
+        const found = error instanceof Error && unreachable.exec(error.message)
+        if (!found) throw error
         // ioredis goes on in its list where the last attempt has stopped, which may have been at its end.
         if (turn === 0 && asked < length) continue
         // It says only that the connection was closed.
-        if (why !== undefined && error.message.endsWith("Connection is closed.")) error.cause = why
+        if (why !== undefined && found[1] === "Connection is closed.") error.cause = why
         throw error
       }
     }
