@@ -466,10 +466,8 @@ const fits = (verb: string, reply: unknown): boolean => {
   if (!Array.isArray(reply)) return false
   const [tag] = reply
   if (tag === "failed") return true
-  const outcome = outcomes.get(verb)!.find((one) => one.tag === tag)
-  if (outcome === undefined) return false
-  const { shape } = outcome
-  if (shape.length !== reply.length - 1) return false
+  const shape = outcomes.get(verb)!.find((one) => one.tag === tag)?.shape
+  if (shape === undefined || shape.length !== reply.length - 1) return false
   for (let at = 0; at < shape.length; at++) {
     const type = shape[at]
     if (type === "strings" ? !Array.isArray(reply[at + 1]) : type !== "json" && typeof reply[at + 1] !== type) {

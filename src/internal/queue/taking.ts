@@ -39,7 +39,7 @@ export interface Taking<A, E> {
   readonly results: Results
   readonly policy: Policy<A, any>
   readonly deque: Deque | undefined
-  /** In milliseconds; undefined for as long as there is no job. */
+  /** In milliseconds, perhaps endless; undefined for as long as there is no job. */
   readonly wait: number | undefined
   readonly closed: () => E
   readonly fail: (error: CoordinatorReason | WaitTimeout) => E
@@ -68,7 +68,7 @@ const taker = <A, R, E>(
   )
   const waited = Effect.andThen(
     joined,
-    wait === undefined || wait === Number.POSITIVE_INFINITY
+    wait === undefined
       ? Deferred.await(found)
       : Effect.asVoid(Effect.timeoutOption(Deferred.await(found), Duration.millis(wait)))
   )
