@@ -19,7 +19,7 @@ local function leadership(ctx, key)
   local claim = found[2]
   if not claim then return continued(json(found[1] or '0'), '0', '', 0, json('null'), json('null')) end
   local fields = call('HMGET', key, 'h' .. claim, 'v' .. claim)
-  local term, since = match(fields[1], '^%S+ (%S+) (%S+)$')
+  local term, since = match(fields[1], '^%S+ (%S+) (%S+)')
   return continued(json(found[1]), term, claim, json(since), aboutOf(ctx, claim), json(fields[2] or 'null'))
 end
 
@@ -40,18 +40,22 @@ local function retire(ctx, key, session, id)
   if (led or ctx.served) and call('HLEN', key) > 0 then crown(ctx, key, ctx.served) end
 end
 
--- election.campaign: leads, or queues to lead
+-- election.campaign: leads, or queues to lead. With "k", its process may keep the leadership when its term has ended, as it may keep a lock: see
+-- `lock.take`. The terms that follow are those of one leader to all others.
 -- keys: hash
--- args: id string, value string
--- reply: ["granted", token string] | ["queued", ahead number]
-handlers['election.campaign'] = function(ctx, key, id, value)
+-- args: id string, value string, how string
+-- reply: ["granted", token string] | ["kept", token string, tokens number] | ["queued", ahead number]
+handlers['election.campaign'] = function(ctx, key, id, value, how)
   local state = load(key, 1)
   local known = recallClaim(ctx, key, state, id)
   if known then return known end
   local claim = claimOf(ctx, id)
   call('HSET', key, 'v' .. claim, value)
-  if state.first <= state.last or state.taken > 0 then return enqueue(ctx, key, state, id, 1) end
-  local answer = grant(ctx, key, state, id, 1)
+  if state.first <= state.last or state.taken > 0 then
+    recallKept(ctx, key, state)
+    return enqueue(ctx, key, state, id, 1)
+  end
+  local answer = grant(ctx, key, state, id, 1, how == 'k' and hasTokens(ctx))
   crown(ctx, key, claim)
   return answer
 end

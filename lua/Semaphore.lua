@@ -112,12 +112,12 @@ end
 -- Other claims want what processes may keep. Answers whether one of these is alive.
 local function recallKept(ctx, key, state)
   if state.kept <= 0 then return false end
-  writeFields(key, state)
+  if state.fields then writeFields(key, state) end
   local fields, found = call('HGETALL', key), false
   for index = 1, #fields, 2 do
     local claim, kept = match(fields[index], '^h(.*)$'), match(fields[index + 1], '^(.*) k$')
     if claim and kept then
-      setField(state, fields[index], kept)
+      putFields(key, state, fields[index], kept)
       if isAlive(ctx, holderOf(claim)) then
         found = true
         deliver(ctx, holderOf(claim), reply('recall', idOf(claim)))

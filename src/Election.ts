@@ -11,7 +11,7 @@
  * - A leader that dies is succeeded when its lease has run out. A leader that resigns, or whose process ends in good order,
  *   is succeeded at once.
  * - `changes` shows the present leader, and then every change in order, the time without a leader included. Broken connections
- *   do not make it miss any.
+ *   do not make it miss any. Terms that follow each other with `cached` are one to it, with the number of the first.
  *
  * **Gotchas**
  *
@@ -113,11 +113,18 @@ export type {
  * @category options
  * @since 0.1.0
  */
-export interface WaitOptions {
+export interface CampaignOptions {
   /**
    * How long to wait for the term; then it fails with `WaitTimeout`. Default: that of the coordinator, as long as it takes.
    */
   readonly wait?: Duration.Input | undefined
+  /**
+   * Keep the leadership when this object has led again within 50 ms of the end of a term. It can then lead again without asking Redis,
+   * many times faster, each time in a larger term. Other processes see one leader, in the first of these terms. The process resigns when it
+   * has not led for 50 ms, after 0.9 s, and when another candidate comes. That one waits a little longer. A process that ends
+   * without closing its coordinator may keep the leadership for the lease. Default `false`.
+   */
+  readonly cached?: boolean | undefined
 }
 
 /**
@@ -135,27 +142,27 @@ export interface Election<A> {
   readonly lead: {
     <B, E, R>(
       self: Effect.Effect<B, E, R>,
-      options?: WaitOptions | undefined
+      options?: CampaignOptions | undefined
     ): Effect.Effect<B, E | ElectionError, R>
     (
-      options?: WaitOptions | undefined
+      options?: CampaignOptions | undefined
     ): <B, E, R>(self: Effect.Effect<B, E, R>) => Effect.Effect<B, E | ElectionError, R>
   }
   /** As `lead`, but when the effect has ended with success, the process campaigns again. */
   readonly leadForever: {
     <B, E, R>(
       self: Effect.Effect<B, E, R>,
-      options?: WaitOptions | undefined
+      options?: CampaignOptions | undefined
     ): Effect.Effect<never, E | ElectionError, R>
     (
-      options?: WaitOptions | undefined
+      options?: CampaignOptions | undefined
     ): <B, E, R>(self: Effect.Effect<B, E, R>) => Effect.Effect<never, E | ElectionError, R>
   }
   /**
    * Waits until it leads, and leads for as long as the scope is open. Nothing is interrupted by itself when the lease is
    * lost: watch `lease.lost`, or use `lead`.
    */
-  readonly campaign: (options?: WaitOptions | undefined) => Effect.Effect<Lease, ElectionError, Scope.Scope>
+  readonly campaign: (options?: CampaignOptions | undefined) => Effect.Effect<Lease, ElectionError, Scope.Scope>
   /**
    * Ends the term of this object. The effect under it is interrupted, and has the margin to end before the next candidate
    * follows. Does nothing if it does not lead.
@@ -331,12 +338,13 @@ class ElectionImpl<A> implements Election<A> {
     )
   }
 
-  #lead<B, E, R>(self: Effect.Effect<B, E, R>, wait: Duration.Input | undefined, forever: boolean) {
+  #lead<B, E, R>(self: Effect.Effect<B, E, R>, forever: boolean, options: CampaignOptions | undefined) {
     return this.#unlessLeading(
       lead(self, {
         place: this.#place,
         value: this.#value,
-        wait,
+        wait: options?.wait,
+        cached: options?.cached,
         forever,
         span: `lockstep.Election.${forever ? "leadForever" : "lead"}`,
         begin: this.#candidacy.begin,
@@ -347,21 +355,23 @@ class ElectionImpl<A> implements Election<A> {
 
   readonly lead: Election<A>["lead"] = dual(
     (args) => Effect.isEffect(args[0]),
-    <B, E, R>(self: Effect.Effect<B, E, R>, options?: WaitOptions) => this.#lead(self, options?.wait, false)
+    <B, E, R>(self: Effect.Effect<B, E, R>, options?: CampaignOptions) => this.#lead(self, false, options)
   )
 
   readonly leadForever: Election<A>["leadForever"] = dual(
     (args) => Effect.isEffect(args[0]),
-    <B, E, R>(self: Effect.Effect<B, E, R>, options?: WaitOptions) =>
-      this.#lead(self, options?.wait, true) as Effect.Effect<never, E | ElectionError, R>
+    <B, E, R>(self: Effect.Effect<B, E, R>, options?: CampaignOptions) =>
+      this.#lead(self, true, options) as Effect.Effect<never, E | ElectionError, R>
   )
 
-  readonly campaign = (options?: WaitOptions): Effect.Effect<Lease, ElectionError, Scope.Scope> => {
+  readonly campaign = (options?: CampaignOptions): Effect.Effect<Lease, ElectionError, Scope.Scope> => {
     // A candidate waits, so it is never refused.
-    const acquired = acquireScoped(
-      campaigning(this.#place, this.#value, options?.wait, fail),
-      this.#candidacy.begin
-    ) as Effect.Effect<Lease, ElectionError, Scope.Scope>
+    const acquired = Effect.suspend(() =>
+      acquireScoped(
+        campaigning({ place: this.#place, value: this.#value, wait: options?.wait, cached: options?.cached }, fail),
+        this.#candidacy.begin
+      ) as Effect.Effect<Lease, ElectionError, Scope.Scope>
+    )
     return this.#unlessLeading(
       spanning(acquired, "lockstep.Election.campaign", "election", this.name)
     )
@@ -381,6 +391,8 @@ class ElectionImpl<A> implements Election<A> {
     return Effect.suspend(() => {
       const { term } = this.#candidacy
       if (term === undefined) return notLeading
+      // Another value, or another leader, is for this term only.
+      this.#place.tenancy.kept.cease(term.stretch)
       return Effect.flatMap(
         argument,
         (text) =>

@@ -67,6 +67,11 @@ export const bugs: { readonly [name: string]: Bug } = {
     only: ["lock"],
     lua: [["deliver(ctx, holderOf(lock.claim), reply('recall', idOf(lock.claim)))", ""]]
   },
+  // Nor is the leadership that a process keeps.
+  unrecalledLeader: {
+    only: ["election"],
+    lua: [["recallKept(ctx, key, state)\nreturn enqueue", "return enqueue"]]
+  },
   // A process takes again what it has released.
   takenFromOthers: {
     only: ["readWriteLock", "semaphore"],

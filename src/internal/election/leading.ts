@@ -6,7 +6,7 @@ import * as Effect from "effect/Effect"
 import { type Acquire, acquire, type Failure, leave } from "../hold/acquire.ts"
 import type { Hold } from "../hold/hold.ts"
 import { describe, LeaseLost } from "../hold/loss.ts"
-import type { Place } from "../hold/place.ts"
+import { flag, type Place } from "../hold/place.ts"
 import { protect } from "../hold/protect.ts"
 import { spanned } from "../hold/span.ts"
 import { logFailure } from "../text.ts"
@@ -16,6 +16,8 @@ export interface Leading<E> {
   /** The value that the others see, as JSON. */
   readonly value: string
   readonly wait: Duration.Input | undefined
+  /** Its process may keep the leadership when a term has ended. Default `false`. */
+  readonly cached?: boolean | undefined
   /** Campaign again when the effect has ended with success. */
   readonly forever: boolean
   readonly span: string
@@ -57,29 +59,33 @@ export const standingBy = (place: Place): Place => ({
 })
 
 export const campaigning = <E>(
-  place: Place,
-  value: string,
-  wait: Duration.Input | undefined,
+  { cached = false, place, value, wait }: Pick<Leading<E>, "cached" | "place" | "value" | "wait">,
   fail: (error: Failure) => E
-): Acquire<E> => ({
-  place,
-  verb: "election.campaign",
-  args: () => [value],
-  verified: true,
-  options: { wait },
-  fail,
-  // A candidate waits, so it is never refused.
-  refuse: () => Effect.succeed(undefined)
-})
+): Acquire<E> => {
+  const { channel, key, tenancy } = place
+  return {
+    place,
+    verb: "election.campaign",
+    args: () => [value, cached && tenancy.kept.isWorthKeeping(key, channel.lease) ? "k" : ""],
+    cached: flag(cached, "cached"),
+    brings: value,
+    verified: true,
+    options: { wait },
+    fail,
+    // A candidate waits, so it is never refused.
+    refuse: () => Effect.succeed(undefined)
+  }
+}
 
 /** Runs an effect in one term. */
 const oneTerm = <A, E, R, E2>(
   self: Effect.Effect<A, E, R>,
-  { begin, fail, place, value, wait }: Leading<E2>
+  leading: Leading<E2>
 ): Effect.Effect<A, E | E2 | Ended, R> => {
+  const { begin, fail } = leading
   const ending = (error: Failure) => error instanceof LeaseLost ? new Ended(error) : fail(error)
   return Effect.uninterruptibleMask((restore) =>
-    Effect.flatMap(acquire(campaigning(place, value, wait, ending), restore), (hold) => {
+    Effect.flatMap(acquire(campaigning(leading, ending), restore), (hold) => {
       const term = hold!
       const end = begin(term)
       return Effect.onExitPrimitive(

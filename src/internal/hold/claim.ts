@@ -52,6 +52,8 @@ export interface Claim {
   readonly leave?: LeaveVerb | undefined
   /** Its process may keep it when it has released it. Default `false`. */
   readonly cached?: boolean | undefined
+  /** What Redis shows of it: a claim that brings something else does not take over what is kept. */
+  readonly brings?: string | undefined
   /** How long it queues at most, in milliseconds, where it does not wait: then it is refused as busy. */
   readonly patience?: number | undefined
   /** The caller does not wait until Redis has released it. Default `false`. */

@@ -2,7 +2,10 @@
 
 import type { Session } from "../actor/session.ts"
 import type { Io, Timer } from "../io.ts"
-import type { Entry, Resource } from "./claim.ts"
+import type { Claim, Entry, Resource } from "./claim.ts"
+
+// In milliseconds: longer than anything is kept. Under a shorter lease, a process keeps nothing.
+const shortestLease = 1000
 
 // In milliseconds. The process keeps what it takes again within `reuse`, for as long as each pause is shorter than that. It keeps
 // none for `spared` after another process has asked for it.
@@ -22,6 +25,7 @@ export interface Stretch {
   readonly id: string
   readonly key: string
   readonly weight: number
+  readonly brings: string | undefined
   readonly session: Session
   /** The token of the first hold, of the next one here, and the first one that is not of this stretch. */
   readonly first: number
@@ -54,8 +58,12 @@ export class Kept {
     return this.#byId.size
   }
 
-  /** Whether it is taken again so soon that it is worth keeping. */
-  isReused(key: string): boolean {
+  /** Whether it is taken again so soon, under a lease of that length, that it is worth keeping. */
+  isWorthKeeping(key: string, lease: number): boolean {
+    return lease >= shortestLease && this.#isReused(key)
+  }
+
+  #isReused(key: string): boolean {
     const at = this.#reusable.get(key)
     if (at === undefined) return false
     const passed = this.#io.now() - at
@@ -81,7 +89,7 @@ export class Kept {
 
   /** Redis has granted it, with so many tokens from that one on. */
   begin(
-    { claim: { place: { key } }, id, weight }: Entry & { readonly weight: number },
+    { claim: { brings, place: { key } }, id, weight }: Entry & { readonly weight: number },
     session: Session,
     token: number,
     tokens: number
@@ -91,6 +99,7 @@ export class Kept {
       id,
       key,
       weight,
+      brings,
       session,
       first: token,
       next: token + 1,
@@ -107,9 +116,11 @@ export class Kept {
     return stretch
   }
 
-  /** One of that weight that is not in use. */
-  resting(key: string, weight: number): Stretch | undefined {
-    return this.#byKey.get(key)?.findLast((stretch) => stretch.resting !== undefined && stretch.weight === weight)
+  /** One that is not in use, and that this claim can take over. */
+  resting({ brings, place: { key } }: Claim, weight: number): Stretch | undefined {
+    return this.#byKey.get(key)?.findLast((stretch) =>
+      stretch.resting !== undefined && stretch.weight === weight && stretch.brings === brings
+    )
   }
 
   has(key: string): boolean {
@@ -122,7 +133,7 @@ export class Kept {
    */
   makeWay({ key, kind }: Resource, waits: boolean): boolean {
     this.surrenderResting(key)
-    if (kind !== "lock" || !this.has(key)) return true
+    if (kind !== "lock" && kind !== "election" || !this.has(key)) return true
     if (!waits) return false
     this.surrenderKey(key)
     this.recalled(key)

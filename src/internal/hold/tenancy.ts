@@ -100,7 +100,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
   // Takes what its process has kept, without asking. If it is in use here, the claim waits in Redis, in its turn.
   #takeKept(hold: Hold): boolean {
     const { patience, place } = hold.claim
-    const stretch = this.kept.resting(place.key, hold.weight)
+    const stretch = this.kept.resting(hold.claim, hold.weight)
     if (stretch === undefined) {
       if (this.kept.makeWay(place, patience === undefined)) return false
       this.#finish(hold, busy)

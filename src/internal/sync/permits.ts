@@ -44,9 +44,6 @@ export const taking = <E, A>(
 export const locking = <E, A>(place: Place, wait: boolean, asked: Asked<E, A>): Acquire<E, A> =>
   acquiring(ofLocks, place, 1, wait, asked)
 
-// In milliseconds: longer than anything is kept. With a shorter lease, a process keeps nothing.
-const shortestLease = 1000
-
 // One function for all locks: a hold keeps its claim.
 function argsOfLock(this: Acquire<unknown, unknown>, anyway: boolean, again: boolean): [string] {
   const { cached, place, question } = this
@@ -62,6 +59,6 @@ const howOf = (
   anyway: boolean,
   again: boolean
 ): string => {
-  const keeps = isCached && channel.lease >= shortestLease && tenancy.kept.isReused(key)
+  const keeps = isCached && tenancy.kept.isWorthKeeping(key, channel.lease)
   return `${question ? anyway ? "2" : "0" : "1"}${keeps ? "k" : ""}${again ? "a" : ""}`
 }

@@ -1,6 +1,16 @@
 import { Effect, Option, Schema, Stream } from "effect"
 import type { Coordinator, Election } from "../../../src/index.ts"
-import { type Anomaly, exclusive, fifo, isLost, linearizable, overlaps, type Run, tokens } from "../checks.ts"
+import {
+  type Anomaly,
+  exclusive,
+  fifo,
+  isKeptBlindly,
+  isLost,
+  linearizable,
+  overlaps,
+  type Run,
+  tokens
+} from "../checks.ts"
 import type { Client } from "../client.ts"
 import type { Hold } from "../history.ts"
 import { fibers, onlyOnce, type Workload } from "../workload.ts"
@@ -9,23 +19,36 @@ import { fibers, onlyOnce, type Workload } from "../workload.ts"
 const chosen = "exclusive chief"
 /** Its leaders only resign. */
 const inherited = "exclusive heir"
+/** Its leaders may keep the leadership. */
+const kept = "exclusive and kept"
 
 type Election = Election.Election<number>
 
 /** One term of `lead`, which would run the body again. */
-const once = ({ lead }: Election, body: Effect.Effect<void>, wait: number | undefined) =>
-  Effect.suspend(() => lead(onlyOnce(body), { wait }))
+const once = ({ lead }: Election, body: Effect.Effect<void>, options: Election.CampaignOptions) =>
+  Effect.suspend(() => lead(onlyOnce(body), options))
 
-const candidate = (client: Client, election: Election) =>
+const candidate = (client: Client, election: Election, cached = false) =>
   Effect.suspend(() => {
     const { Lease } = client.lockstep
     const wait = client.random() < 0.2 ? 1 + client.random() * 300 : undefined
+    const options = { wait, cached }
     return client.hold(
       [{ kind: "election", key: election.name, weight: 1, wait: true }],
       (body) =>
         client.random() < 0.5
-          ? once(election, body, wait)
-          : Effect.scoped(Effect.flatMap(election.campaign({ wait }), (lease) => Lease.protect(body, lease)))
+          ? once(election, body, options)
+          : Effect.scoped(Effect.flatMap(election.campaign(options), (lease) => Lease.protect(body, lease)))
+    )
+  })
+
+/** Again and again, with rests between. */
+const again = (client: Client, election: Election) =>
+  Effect.suspend(() => {
+    const times = Array.from({ length: 1 + Math.floor(client.random() * 8) })
+    return Effect.andThen(
+      Effect.forEach(times, () => candidate(client, election, true), { discard: true }),
+      Effect.sleep(client.random() * 100)
     )
   })
 
@@ -71,7 +94,7 @@ export const election: Workload = {
   run: (client) =>
     Effect.gen(function*() {
       const elections: Array<Election> = []
-      for (const name of [chosen, inherited]) {
+      for (const name of [chosen, inherited, kept]) {
         const election = yield* client.lockstep.Election.make({ name, schema: Schema.Number, value: 0 })
         yield* Effect.forkScoped(observe(client, election))
         elections.push(election)
@@ -80,7 +103,12 @@ export const election: Workload = {
         elections,
         (election) =>
           Effect.all(
-            [fibers(2, client, candidate(client, election)), fibers(1, client, govern(client, election))],
+            [
+              election.name === kept
+                ? fibers(1, client, again(client, election))
+                : fibers(2, client, candidate(client, election)),
+              fibers(1, client, govern(client, election))
+            ],
             { concurrency: "unbounded", discard: true }
           ),
         { concurrency: "unbounded", discard: true }
@@ -88,12 +116,18 @@ export const election: Workload = {
     }).pipe(Effect.scoped, Effect.orDie),
   check: (holds, run) => {
     const terms = holds.filter(({ kind }) => kind === "election")
-    return [
+    const key = terms[0]?.key
+    const found = [
       ...tokens(terms),
       ...exclusive(terms, 1, run),
       ...linearizable(terms, 1, run),
-      ...(terms[0]?.key === inherited ? fifo(terms, run) : []),
-      ...overlooked(holds, run)
+      ...(key === chosen ? [] : fifo(terms, run))
+    ]
+    if (key !== kept) return [...found, ...overlooked(holds, run)]
+    // Others see one leader for all terms that follow each other in a process.
+    return [
+      ...found.filter((anomaly) => !isKeptBlindly(anomaly, run, 1)),
+      ...overlooked(holds, run).filter(({ check }) => check !== "missed")
     ]
   }
 }
