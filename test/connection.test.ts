@@ -121,6 +121,33 @@ layer(TestServer.layer, live)("a connection", (it) => {
       yield* assertEmpty(server, namespace)
     }))
 
+  it.effect("takes an answer that came while the event loop was blocked for longer than a request waits", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const namespace = freshNamespace()
+      yield* Effect.scoped(Effect.gen(function*() {
+        const context = yield* node(server.url, { namespace, requestTimeout: "100 millis" })
+        yield* Effect.gen(function*() {
+          const coordinator = yield* Coordinator.Coordinator
+          const suspended = yield* Effect.forkChild(Stream.runHead(
+            Stream.filter(coordinator.changes, ({ to }) => to === "suspended")
+          ))
+          for (let round = 0; round < 5; round++) {
+            const asked = yield* Effect.forkChild(Lock.withLockIfAvailable(Effect.void, "a"), {
+              startImmediately: true
+            })
+            // It has been sent.
+            yield* Effect.promise(() => new Promise<void>((resolve) => process.nextTick(resolve)))
+            const end = performance.now() + 250
+            while (performance.now() < end);
+            assert.isTrue(Option.isSome(yield* Fiber.join(asked)))
+          }
+          assert.isUndefined(suspended.pollUnsafe())
+        }).pipe(Effect.provideContext(context))
+      }))
+      yield* assertEmpty(server, namespace)
+    }))
+
   it.effect("notices a half-open command connection, and goes on with another", () =>
     Effect.gen(function*() {
       const server = yield* TestServer

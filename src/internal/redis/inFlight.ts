@@ -26,6 +26,11 @@ interface Entry {
 // The longest time that a timer of Node.js can be set to.
 const longestTimer = 0x7fff_ffff
 
+// In milliseconds. A timer that is late by more shows that the process did not run: its event loop was blocked, or the machine stood
+// still. Answers of that time have not been read yet, and Redis may have stood still too, so deadlines are extended by as long, at most
+// by `longestGrace`.
+const [punctual, longestGrace] = [10, 250]
+
 /**
  * Entries in the order of their deadlines, with one timer for all of them. Most have the same deadline, so that one is
  * inserted in a step or two, counted from the end.
@@ -37,6 +42,8 @@ class Deadlines {
   #tail: Entry | undefined
   #timer: Timer | undefined
   #timerAt = Infinity
+  // The present deadline has been extended.
+  #isExtended = false
 
   constructor(io: Io, onExpired: (entry: Entry) => void) {
     this.#io = io
@@ -83,14 +90,24 @@ class Deadlines {
   #arm(): void {
     if (this.#head === undefined || this.#head.expiresAt === Infinity || this.#timerAt <= this.#head.expiresAt) return
     this.#timer?.cancel()
-    this.#timerAt = this.#head.expiresAt
-    const millis = Math.ceil(this.#timerAt - this.#io.now())
+    this.#isExtended = false
+    this.#armAt(this.#head.expiresAt)
+  }
+
+  #armAt(at: number): void {
+    this.#timerAt = at
+    const millis = Math.ceil(at - this.#io.now())
     this.#timer = this.#io.after(Math.min(longestTimer, Math.max(1, millis)), () => this.#expire())
   }
 
   #expire(): void {
-    this.#timerAt = Infinity
     const now = this.#io.now()
+    const late = now - this.#timerAt
+    if (late > punctual && !this.#isExtended) {
+      this.#isExtended = true
+      return this.#armAt(now + Math.min(late, longestGrace))
+    }
+    this.#timerAt = Infinity
     while (this.#head !== undefined && this.#head.expiresAt <= now) {
       const entry = this.#head
       this.settle(entry)
