@@ -20,7 +20,7 @@ const chosen = "exclusive chief"
 /** Its leaders only resign. */
 const inherited = "exclusive heir"
 /** Its leaders may keep the leadership. */
-const kept = "exclusive and kept"
+const kept = "exclusive keeper"
 
 type Election = Election.Election<number>
 
@@ -42,14 +42,17 @@ const candidate = (client: Client, election: Election, cached = false) =>
     )
   })
 
-/** Again and again, with rests between. */
+/** Again and again, now and then for longer than a leadership is kept, with rests between. */
 const again = (client: Client, election: Election) =>
   Effect.suspend(() => {
-    const times = Array.from({ length: 1 + Math.floor(client.random() * 8) })
-    return Effect.andThen(
-      Effect.forEach(times, () => candidate(client, election, true), { discard: true }),
-      Effect.sleep(client.random() * 100)
-    )
+    const { now } = client.clock
+    const until = now() + client.random() * (client.random() < 0.3 ? 1500 : 150)
+    const repeated = Effect.whileLoop({
+      while: () => now() < until,
+      body: () => candidate(client, election, true),
+      step: () => {}
+    })
+    return Effect.andThen(repeated, Effect.sleep(client.random() * 100))
   })
 
 /** What a leader here does besides. */
