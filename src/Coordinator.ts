@@ -48,7 +48,7 @@ import {
   type SessionTransition,
   type Space
 } from "./internal/hold/place.ts"
-import { CurrentIo, type Io, live, millisIn, pause } from "./internal/io.ts"
+import { CurrentIo, type Io, limit, live, millisIn } from "./internal/io.ts"
 import { kernelMetrics } from "./internal/metrics.ts"
 import { connectionsOf } from "./internal/redis/connection.ts"
 import { messageOf } from "./internal/text.ts"
@@ -300,15 +300,18 @@ export const make: (
       try: () => first.opened((cause) => void (late = cause)),
       catch: (cause) => cause as CoordinatorError
     })
-    const unanswered = Effect.suspend(() => {
+    const unanswered = (): CoordinatorError => {
       const { name, namespace } = settings
-      if (late !== undefined && late.reason._tag !== "Timeout") {
-        return Effect.fail(kernel.transport.late(undefined, late))
-      }
-      const timeout = new Redis.Timeout({ command: "FCALL", kind: "coordinator", name, namespace })
-      return Effect.fail(new CoordinatorError({ reason: timeout }))
+      if (late !== undefined && late.reason._tag !== "Timeout") return kernel.transport.late(undefined, late)
+      return new CoordinatorError({
+        reason: new Redis.Timeout({ command: "FCALL", kind: "coordinator", name, namespace })
+      })
+    }
+    const patience = Effect.callback<never, CoordinatorError>((resume) => {
+      const timer = limit(io, settings.requestTimeout * 3, () => resume(Effect.fail(unanswered())))
+      return Effect.sync(timer.cancel)
     })
-    yield* Effect.raceFirst(opening, Effect.andThen(pause(io, settings.requestTimeout * 3), unanswered))
+    yield* Effect.raceFirst(opening, patience)
     // Simulated processes are processes of their own.
     if (io === live) counted(kernel)
     const coordinator = serviceOf(kernel, changes)

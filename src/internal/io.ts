@@ -114,5 +114,24 @@ export const pause = ({ after }: Io, millis: number): Effect.Effect<void> =>
     return Effect.sync(timer.cancel)
   })
 
+// In milliseconds. A timer that is late by more shows that the process has not run.
+const [punctual, longestGrace] = [10, 250]
+
+/**
+ * As `after`, for how long an answer is waited for. When the event loop was blocked, or the machine stood still, the time is extended by as
+ * long, once, at most by 250 ms: the answer may have come meanwhile without being read, and what is asked may have stood still too.
+ * `f` hears when the time was over.
+ */
+export const limit = (io: Io, millis: number, f: (over: number) => void): Timer => {
+  const until = io.now() + millis
+  let timer = io.after(millis, () => {
+    const over = io.now()
+    const late = over - until
+    if (late > punctual) timer = io.after(Math.min(late, longestGrace), () => f(over))
+    else f(over)
+  })
+  return { cancel: () => timer.cancel() }
+}
+
 /** The record that connections and coordinators are made with. */
 export const CurrentIo = Context.Reference<Io>("lockstep/Io", { defaultValue: () => live })

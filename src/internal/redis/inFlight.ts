@@ -2,7 +2,7 @@
 
 import * as IoRedis from "ioredis"
 import { tracingChannel } from "node:diagnostics_channel"
-import type { Io, Timer } from "../io.ts"
+import { type Io, limit, type Timer } from "../io.ts"
 import { slotOf, wireName } from "./command.ts"
 import type { Caller, Connection, NodeConnection, ScriptCommand } from "./connection.ts"
 import { errorFrom, fail, type RedisError, Timeout } from "./errors.ts"
@@ -26,11 +26,6 @@ interface Entry {
 // The longest time that a timer of Node.js can be set to.
 const longestTimer = 0x7fff_ffff
 
-// In milliseconds. A timer that is late by more shows that the process did not run: its event loop was blocked, or the machine stood
-// still. Answers of that time have not been read yet, and Redis may have stood still too, so deadlines are extended by as long, at most
-// by `longestGrace`.
-const [punctual, longestGrace] = [10, 250]
-
 /**
  * Entries in the order of their deadlines, with one timer for all of them. Most have the same deadline, so that one is
  * inserted in a step or two, counted from the end.
@@ -42,8 +37,6 @@ class Deadlines {
   #tail: Entry | undefined
   #timer: Timer | undefined
   #timerAt = Infinity
-  // The present deadline has been extended.
-  #isExtended = false
 
   constructor(io: Io, onExpired: (entry: Entry) => void) {
     this.#io = io
@@ -90,25 +83,15 @@ class Deadlines {
   #arm(): void {
     if (this.#head === undefined || this.#head.expiresAt === Infinity || this.#timerAt <= this.#head.expiresAt) return
     this.#timer?.cancel()
-    this.#isExtended = false
-    this.#armAt(this.#head.expiresAt)
+    this.#timerAt = this.#head.expiresAt
+    const millis = Math.ceil(this.#timerAt - this.#io.now())
+    this.#timer = limit(this.#io, Math.min(longestTimer, Math.max(1, millis)), (over) => this.#expire(over))
   }
 
-  #armAt(at: number): void {
-    this.#timerAt = at
-    const millis = Math.ceil(at - this.#io.now())
-    this.#timer = this.#io.after(Math.min(longestTimer, Math.max(1, millis)), () => this.#expire())
-  }
-
-  #expire(): void {
-    const now = this.#io.now()
-    const late = now - this.#timerAt
-    if (late > punctual && !this.#isExtended) {
-      this.#isExtended = true
-      return this.#armAt(now + Math.min(late, longestGrace))
-    }
+  // Those that come due while others have more time have had none themselves.
+  #expire(over: number): void {
     this.#timerAt = Infinity
-    while (this.#head !== undefined && this.#head.expiresAt <= now) {
+    while (this.#head !== undefined && this.#head.expiresAt <= over) {
       const entry = this.#head
       this.settle(entry)
       this.#onExpired(entry)
