@@ -7,7 +7,7 @@ import { type Process, spawn } from "../src/testing/Process.ts"
 import type { Argument, Event } from "./programs/party.ts"
 import { elapsed } from "./support/awake.ts"
 import { eventually } from "./support/eventually.ts"
-import { assertEmpty, freshNamespace, type Node, node, TestServer } from "./support/live.ts"
+import { assertEmpty, freshNamespace, type Node, node, sturdy, TestServer } from "./support/live.ts"
 import { on, pending } from "./support/several.ts"
 
 const lease = 1200
@@ -19,7 +19,7 @@ const scenario = <A, E, R>(self: (here: Node, start: Start) => Effect.Effect<A, 
     const server = yield* TestServer
     const namespace = freshNamespace()
     yield* Effect.scoped(Effect.gen(function*() {
-      const here = yield* node(server.url, { namespace, ...timing })
+      const here = yield* node(server.url, { namespace, ...sturdy })
       yield* Effect.scoped(self(here, (does, parties) =>
         spawn<Event>(new URL("./programs/party.ts", import.meta.url), {
           argument: { url: server.url, namespace, ...timing, parties, does } satisfies Argument

@@ -6,7 +6,7 @@ import { type Process, spawn } from "../src/testing/Process.ts"
 import type { Argument, Event } from "./programs/election.ts"
 import { elapsed } from "./support/awake.ts"
 import { eventually } from "./support/eventually.ts"
-import { assertEmpty, deadlineOf, freshNamespace, node, TestServer } from "./support/live.ts"
+import { assertEmpty, deadlineOf, freshNamespace, node, sturdy, TestServer } from "./support/live.ts"
 import type { Server } from "./support/servers.ts"
 
 const settings = { partitions: 1, lease: "1500 millis", margin: "400 millis" } as const
@@ -41,7 +41,7 @@ const scenario = <A, E, R>(self: (scenario: Case) => Effect.Effect<A, E, R>) =>
         argument: { url: server.url, settings: { ...settings, namespace }, mode, value } satisfies Argument
       })
     yield* Effect.scoped(Effect.gen(function*() {
-      const here = yield* node(server.url, { ...settings, namespace })
+      const here = yield* node(server.url, { ...settings, ...sturdy, namespace })
       const election = yield* Effect.provideContext(
         Election.make({ name: "chief", schema: Schema.String, value: "here" }),
         here

@@ -7,7 +7,7 @@ import { spawn } from "../src/testing/Process.ts"
 import type { Argument, Event } from "./programs/errands.ts"
 import { eventually } from "./support/eventually.ts"
 import { delivered } from "./support/flows.ts"
-import { freshNamespace, node, TestServer } from "./support/live.ts"
+import { freshNamespace, node, sturdy, TestServer } from "./support/live.ts"
 import { on } from "./support/several.ts"
 
 const timing = { lease: "1500 millis", margin: "400 millis" } as const
@@ -17,7 +17,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("e
     Effect.scoped(Effect.gen(function*() {
       const server = yield* TestServer
       const namespace = freshNamespace()
-      const here = yield* node(server.url, { namespace, ...timing })
+      const here = yield* node(server.url, { namespace, ...sturdy })
       const queue = yield* on(here, Queue.make({ name: "shared", payload: Schema.Number }))
       const ends = yield* on(here, Queue.make({ name: "ends", payload: Schema.Json, retention: "1 hour" }))
       const follows = yield* on(here, Queue.make({ name: "follows", payload: Schema.Number, shards: 3 }))

@@ -5,7 +5,7 @@ import { CountDownLatch, Latch } from "../src/index.ts"
 import { spawn } from "../src/testing/Process.ts"
 import type { Argument, Event } from "./programs/waiter.ts"
 import { eventually } from "./support/eventually.ts"
-import { assertEmpty, freshNamespace, node, TestServer } from "./support/live.ts"
+import { assertEmpty, freshNamespace, node, sturdy, TestServer } from "./support/live.ts"
 import { fields, within } from "./support/requests.ts"
 import { deadForgotten, on } from "./support/several.ts"
 
@@ -20,7 +20,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("p
         const server = yield* TestServer
         const namespace = freshNamespace()
         yield* Effect.scoped(Effect.gen(function*() {
-          const here = yield* node(server.url, { namespace, ...timing })
+          const here = yield* node(server.url, { namespace, ...sturdy })
           yield* Effect.scoped(Effect.gen(function*() {
             const opener = waits === "countdown latch"
               ? yield* on(here, CountDownLatch.make({ name: "it", count: 1, timeToLive }))

@@ -7,7 +7,7 @@ import type { Argument, Event } from "./programs/worker.ts"
 import { awake, elapsed } from "./support/awake.ts"
 import { effort } from "./support/effort.ts"
 import { eventually } from "./support/eventually.ts"
-import { assertEmpty, freshNamespace, node, TestServer } from "./support/live.ts"
+import { assertEmpty, freshNamespace, node, sturdy, TestServer } from "./support/live.ts"
 import { deadForgotten, on } from "./support/several.ts"
 
 const lease = 1500
@@ -40,7 +40,7 @@ const scenario = <A, E, R>(
     const server = yield* TestServer
     const namespace = freshNamespace()
     yield* Effect.scoped(Effect.gen(function*() {
-      const here = yield* node(server.url, { namespace, ...timing })
+      const here = yield* node(server.url, { namespace, ...sturdy })
       yield* Effect.scoped(Effect.gen(function*() {
         const queue = yield* on(
           here,

@@ -5,7 +5,7 @@ import { Counter, SharedRef } from "../src/index.ts"
 import { spawn } from "../src/testing/Process.ts"
 import type { Argument, Event } from "./programs/updater.ts"
 import { eventually } from "./support/eventually.ts"
-import { assertEmpty, freshNamespace, node, TestServer } from "./support/live.ts"
+import { assertEmpty, freshNamespace, node, sturdy, TestServer } from "./support/live.ts"
 import { fields } from "./support/requests.ts"
 import { deadForgotten, on } from "./support/several.ts"
 
@@ -17,7 +17,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("p
       const server = yield* TestServer
       const namespace = freshNamespace()
       yield* Effect.scoped(Effect.gen(function*() {
-        const here = yield* node(server.url, { namespace, ...timing })
+        const here = yield* node(server.url, { namespace, ...sturdy })
         const ref = yield* on(here, SharedRef.make({ name: "shared", schema: Schema.Number, initial: 0 }))
         const counter = yield* on(here, Counter.make({ name: "shared" }))
         const start = spawn<Event>(new URL("./programs/updater.ts", import.meta.url), {

@@ -5,7 +5,7 @@ import { type Coordinator, Rendezvous, Signal } from "../src/index.ts"
 import { spawn } from "../src/testing/Process.ts"
 import type { Argument, Event } from "./programs/meeter.ts"
 import { eventually } from "./support/eventually.ts"
-import { assertEmpty, freshNamespace, node, TestServer } from "./support/live.ts"
+import { assertEmpty, freshNamespace, node, sturdy, TestServer } from "./support/live.ts"
 import { deadForgotten, isPending } from "./support/several.ts"
 
 const timing = { lease: "1200 millis", margin: "300 millis" } as const
@@ -27,7 +27,7 @@ const scenario = <A, E, R>(self: (scenario: Case) => Effect.Effect<A, E, R>) =>
     const server = yield* TestServer
     const namespace = freshNamespace()
     yield* Effect.scoped(Effect.gen(function*() {
-      const here = yield* node(server.url, { namespace, ...timing })
+      const here = yield* node(server.url, { namespace, ...sturdy })
       const context = <A, E>(effect: Effect.Effect<A, E, Coordinator.Coordinator>) =>
         Effect.provideContext(effect, here)
       const place = yield* context(Rendezvous.make({ name: "shared", schema: Schema.String, timeToLive: "1 second" }))

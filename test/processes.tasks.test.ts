@@ -6,7 +6,7 @@ import { spawn } from "../src/testing/Process.ts"
 import type { Argument, Event } from "./programs/tasks.ts"
 import { elapsed } from "./support/awake.ts"
 import { eventually } from "./support/eventually.ts"
-import { assertEmpty, freshNamespace, type Node, node, TestServer } from "./support/live.ts"
+import { assertEmpty, freshNamespace, type Node, node, sturdy, TestServer } from "./support/live.ts"
 import { now } from "./support/now.ts"
 import { deadForgotten } from "./support/several.ts"
 
@@ -29,7 +29,7 @@ const scenario = <A, E, R>(shards: number, self: (scenario: Case) => Effect.Effe
     const server = yield* TestServer
     const namespace = freshNamespace()
     yield* Effect.scoped(Effect.gen(function*() {
-      const here = yield* node(server.url, { namespace, ...timing })
+      const here = yield* node(server.url, { namespace, ...sturdy })
       yield* Effect.scoped(Effect.gen(function*() {
         const group = yield* TaskGroup.make({ name: "shared", result: Schema.String, timeToLive: "100 millis", shards })
         yield* self({

@@ -7,7 +7,7 @@ import { spawn } from "../src/testing/Process.ts"
 import type { Argument, Event } from "./programs/holder.ts"
 import { elapsed } from "./support/awake.ts"
 import { eventually } from "./support/eventually.ts"
-import { assertEmpty, freshNamespace, type Node, node, onNode, TestServer } from "./support/live.ts"
+import { assertEmpty, freshNamespace, type Node, node, onNode, sturdy, TestServer } from "./support/live.ts"
 import { now } from "./support/now.ts"
 import { fields } from "./support/requests.ts"
 import type { Server } from "./support/servers.ts"
@@ -30,7 +30,7 @@ const scenario = <A, E, R>(self: (scenario: Case) => Effect.Effect<A, E, R>) =>
     const server = yield* TestServer
     const namespace = freshNamespace()
     yield* Effect.scoped(Effect.gen(function*() {
-      const here = yield* node(server.url, { namespace, ...timing })
+      const here = yield* node(server.url, { namespace, ...sturdy })
       yield* self({
         server,
         namespace,
@@ -90,7 +90,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("p
     scenario(({ here, namespace, server, start }) =>
       Effect.gen(function*() {
         yield* Effect.scoped(Effect.gen(function*() {
-          const other = yield* node(server.url, { namespace, ...timing })
+          const other = yield* node(server.url, { namespace, ...sturdy })
           const behind = yield* Effect.scoped(Effect.gen(function*() {
             yield* Effect.provideContext(Lock.acquire("shared"), here)
             const waiter = yield* start({ mode: "hold", what: "lock" })

@@ -7,7 +7,7 @@ import type { Argument, Event } from "./programs/member.ts"
 import { elapsed } from "./support/awake.ts"
 import { effort } from "./support/effort.ts"
 import { eventually, realSleep } from "./support/eventually.ts"
-import { assertEmpty, freshNamespace, node, TestServer } from "./support/live.ts"
+import { assertEmpty, freshNamespace, node, sturdy, TestServer } from "./support/live.ts"
 import { deadForgotten, on } from "./support/several.ts"
 
 const lease = 1500
@@ -42,7 +42,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "90 seconds" })("a
       const server = yield* TestServer
       const namespace = freshNamespace()
       yield* Effect.scoped(Effect.gen(function*() {
-        const here = yield* node(server.url, { namespace, ...timing })
+        const here = yield* node(server.url, { namespace, ...sturdy })
         yield* Effect.scoped(Effect.gen(function*() {
           const topic = yield* on(
             here,
@@ -117,7 +117,7 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "90 seconds" })("a
           return Math.floor(state / 0x7fffffff * below) % below
         }
         yield* Effect.scoped(Effect.gen(function*() {
-          const here = yield* node(server.url, { namespace, ...timing })
+          const here = yield* node(server.url, { namespace, ...sturdy })
           yield* Effect.scoped(Effect.gen(function*() {
             const topic = yield* on(here, Topic.make({ name: "shared", schema: Schema.Number }))
             yield* Effect.addFinalizer(() => Effect.orDie(topic.purge))
