@@ -115,11 +115,11 @@ export const pause = ({ after }: Io, millis: number): Effect.Effect<void> =>
   })
 
 // In milliseconds. A timer that is late by more shows that the process has not run.
-const [punctual, longestGrace] = [10, 250]
+const [punctual, longestGrace] = [10, 1000]
 
 /**
  * As `after`, for how long an answer is waited for. When the event loop was blocked, or the machine stood still, the time is extended by as
- * long, once, at most by 250 ms: the answer may have come meanwhile without being read, and what is asked may have stood still too.
+ * long, once, at most by a second: the answer may have come meanwhile without being read, and what is asked may have stood still too.
  * `f` hears when the time was over.
  */
 export const limit = (io: Io, millis: number, f: (over: number) => void): Timer => {
