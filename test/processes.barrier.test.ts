@@ -10,7 +10,7 @@ import { eventually } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, type Node, node, sturdy, TestServer } from "./support/live.ts"
 import { on, pending } from "./support/several.ts"
 
-const lease = 1200
+const lease = 2000
 const timing = { lease: `${lease} millis`, margin: "300 millis" } as const
 type Start = (does: Argument["does"], parties: number) => Effect.Effect<Process<Event>, never, Scope.Scope>
 

@@ -9,7 +9,7 @@ import { eventually } from "./support/eventually.ts"
 import { assertEmpty, deadlineOf, freshNamespace, node, sturdy, TestServer } from "./support/live.ts"
 import type { Server } from "./support/servers.ts"
 
-const settings = { partitions: 1, lease: "1500 millis", margin: "400 millis" } as const
+const settings = { partitions: 1, lease: "2 seconds", margin: "400 millis" } as const
 
 /** They wait for the ends of leases most of the time. */
 const concurrent = { concurrent: true }

@@ -10,7 +10,7 @@ import { delivered } from "./support/flows.ts"
 import { freshNamespace, node, sturdy, TestServer } from "./support/live.ts"
 import { on } from "./support/several.ts"
 
-const timing = { lease: "1500 millis", margin: "400 millis" } as const
+const timing = { lease: "2 seconds", margin: "400 millis" } as const
 
 layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("errands of processes", (it) => {
   it.effect("report the end of each job, with one effect, while processes are killed and stopped", () =>

@@ -15,7 +15,7 @@ const starter = (server: Server, namespace: string, depth: number, width: number
     argument: {
       url,
       namespace,
-      lease: "1500 millis",
+      lease: "2 seconds",
       margin: "400 millis",
       run: "one",
       depth,

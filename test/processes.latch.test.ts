@@ -9,7 +9,7 @@ import { assertEmpty, freshNamespace, node, sturdy, TestServer } from "./support
 import { fields, within } from "./support/requests.ts"
 import { deadForgotten, on } from "./support/several.ts"
 
-const timing = { lease: "1200 millis", margin: "300 millis" } as const
+const timing = { lease: "2 seconds", margin: "300 millis" } as const
 const timeToLive = "100 millis"
 const is = (name: Event["event"]) => (event: Event): event is Event => event.event === name
 

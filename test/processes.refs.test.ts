@@ -9,7 +9,7 @@ import { assertEmpty, freshNamespace, node, sturdy, TestServer } from "./support
 import { fields } from "./support/requests.ts"
 import { deadForgotten, on } from "./support/several.ts"
 
-const timing = { lease: "1200 millis", margin: "300 millis" } as const
+const timing = { lease: "2 seconds", margin: "300 millis" } as const
 
 layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("processes", (it) => {
   it.effect("that are killed while they change what they share have changed it as often as they know, or once more", () =>

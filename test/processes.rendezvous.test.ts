@@ -8,10 +8,10 @@ import { eventually } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, node, sturdy, TestServer } from "./support/live.ts"
 import { deadForgotten, isPending } from "./support/several.ts"
 
-const timing = { lease: "1200 millis", margin: "300 millis" } as const
+const timing = { lease: "2 seconds", margin: "300 millis" } as const
 
 /** Longer than a lease, and shorter than two. */
-const inTime = "2200 millis"
+const inTime = "3500 millis"
 
 interface Case {
   readonly place: Rendezvous.Rendezvous<string>

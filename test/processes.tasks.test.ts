@@ -10,7 +10,7 @@ import { assertEmpty, freshNamespace, type Node, node, sturdy, TestServer } from
 import { now } from "./support/now.ts"
 import { deadForgotten } from "./support/several.ts"
 
-const lease = 1500
+const lease = 2000
 const timing = { lease: `${lease} millis`, margin: "400 millis" } as const
 
 interface Case {

@@ -13,7 +13,7 @@ import { fields } from "./support/requests.ts"
 import type { Server } from "./support/servers.ts"
 import { deadForgotten } from "./support/several.ts"
 
-const lease = 1500
+const lease = 2000
 const timing = { lease: `${lease} millis`, margin: "400 millis" } as const
 
 interface Case {

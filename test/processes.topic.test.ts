@@ -10,7 +10,7 @@ import { eventually, realSleep } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, node, sturdy, TestServer } from "./support/live.ts"
 import { deadForgotten, on } from "./support/several.ts"
 
-const lease = 1500
+const lease = 2000
 const timing = { lease: `${lease} millis`, margin: "400 millis" } as const
 const count = 600
 
