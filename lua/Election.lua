@@ -40,8 +40,8 @@ local function retire(ctx, key, session, id)
   if (led or ctx.served) and call('HLEN', key) > 0 then crown(ctx, key, ctx.served) end
 end
 
--- election.campaign: leads, or queues to lead. With "k", its process may keep the leadership when its term has ended, as it may keep a lock: see
--- `lock.take`. The terms that follow are those of one leader to all others.
+-- election.campaign: leads, or queues to lead. With "k", its process may keep the leadership when its term has ended, as it may keep a
+-- lock: see `lock.take`. The terms that follow are those of one leader to all others.
 -- keys: hash
 -- args: id string, value string, how string
 -- reply: ["granted", token string] | ["kept", token string, tokens number] | ["queued", ahead number]

@@ -40,7 +40,7 @@ straight['lock.take'] = function(keys, argv, field, inline, found, micros, secon
   local claim = session .. '/' .. id
   local reply
   if not lock then
-    local keeps = byte(how, 2) == KEPT and found[2] and found[2] + 0 < micros
+    local keeps = byte(how, 2) == KEPT and found[2] and found[2] + 0 <= micros
     local token, last = tokensBehind(found[2], micros, keeps and KEPT_TOKENS or 1)
     if not token then return end
     owned = owned .. marked(id .. ':' .. sub(inline, 2))

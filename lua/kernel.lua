@@ -184,7 +184,7 @@ end
 local KEPT_TOKENS = 1000
 
 local function hasTokens(ctx)
-  return (ctx.token or lastToken(ctx) + 0) < ctx.micros
+  return (ctx.token or lastToken(ctx) + 0) <= ctx.micros
 end
 
 local function grantedToKeep(token)

@@ -11,7 +11,7 @@
  * - A leader that dies is succeeded when its lease has run out. A leader that resigns, or whose process ends in good order,
  *   is succeeded at once.
  * - `changes` shows the present leader, and then every change in order, the time without a leader included. Broken connections
- *   do not make it miss any. Terms that follow each other with `cached` are one to it, with the number of the first.
+ *   do not make it miss any. It does not show the single terms of a leadership that is kept (`cached`).
  *
  * **Gotchas**
  *
@@ -119,10 +119,10 @@ export interface CampaignOptions {
    */
   readonly wait?: Duration.Input | undefined
   /**
-   * Keep the leadership when this object has led again within 50 ms of the end of a term. It can then lead again without asking Redis,
-   * many times faster, each time in a larger term. Other processes see one leader, in the first of these terms. The process resigns when it
-   * has not led for 50 ms, after 0.9 s, and when another candidate comes. That one waits a little longer. A process that ends
-   * without closing its coordinator may keep the leadership for the lease. Default `false`.
+   * Keep the leadership when this process has led again within 50 ms of the end of a term. It can then lead again without asking Redis,
+   * many times faster, each time in a larger term. Other processes see one leader, in the first of these terms. The process resigns when
+   * it has not led for 50 ms, after 1,000 terms, after 0.9 s, and when another candidate comes. That one waits a little longer. A
+   * process that ends without closing its coordinator may keep the leadership for the lease. Default `false`.
    */
   readonly cached?: boolean | undefined
 }

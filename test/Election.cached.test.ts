@@ -122,6 +122,20 @@ layer(TestServer.layer, live)("a leadership that is cached", (it) => {
         assert.isAbove(yield* lead(election), last)
       })))
 
+  it.effect("ends between two terms when its object resigns or is closed", () =>
+    several(2, ([one, two]) =>
+      Effect.gen(function*() {
+        const other = yield* join(two!, "two")
+        const election = yield* join(one!, "one")
+        yield* keeping(one!, election)
+        yield* election.resign
+        assert.strictEqual(keptOf(one!).size, 0)
+        assert.isUndefined(yield* valueOf(other))
+        yield* Effect.scoped(Effect.flatMap(join(one!, "one"), (closed) => keeping(one!, closed)))
+        assert.strictEqual(keptOf(one!).size, 0)
+        assert.isUndefined(yield* valueOf(other))
+      })))
+
   it.effect("ends when its object resigns, when no fiber leads, and when its coordinator is closed", () =>
     several(2, ([one, two], namespace, server) =>
       Effect.gen(function*() {
@@ -150,10 +164,15 @@ layer(TestServer.layer, live)("a leadership that is cached", (it) => {
   it.effect("is recalled once by its actor, and gives no term again", () =>
     Effect.gen(function*() {
       const redis = yield* client(yield* TestServer)
-      const { end, key, mail, open, reap, send } = actor(redis, freshNamespace(), "election:chief")
+      const { end, key, mail, open, reap, send, sendAll } = actor(redis, freshNamespace(), "election:chief")
       yield* Effect.promise(async () => {
         for (const session of ["a", "b", "c"]) await open(session)
-        const [tag, first, tokens] = await send("a", "election.campaign", ["1", "1", "k"])
+        await send("a", "election.campaign", ["0", "1", "k"])
+        // In one call.
+        const [, [tag, first, tokens]] = await sendAll("a", [
+          ["session.leave", ["0"]],
+          ["election.campaign", ["1", "1", "k"]]
+        ]) as [unknown, [string, string, number]]
         assert.strictEqual(tag, "kept")
         assert.strictEqual((await send("a", "election.state", []))[2], first)
         assert.deepStrictEqual(await send("a", "election.campaign", ["1", "1", "k"]), ["granted", first])

@@ -58,7 +58,12 @@ export class Candidacy {
   }
 
   #end(reason: "resigned" | "closed"): Effect.Effect<void> {
-    return Effect.suspend(() => surrender(this.#place, [...this.#terms], reason))
+    return Effect.suspend(() => {
+      const { channel, key, tenancy } = this.#place
+      // A leadership that is kept is between two terms.
+      if (!tenancy.kept.surrenderResting(key)) return surrender(this.#place, [...this.#terms], reason)
+      return Effect.promise(() => channel.settled())
+    })
   }
 }
 

@@ -1,8 +1,8 @@
-/** Locks and permits that this process keeps for a moment when it has released them, to take them again without asking Redis. */
+/** Locks, permits and leaderships that this process keeps for a moment when it has released them, to take them again without asking Redis. */
 
 import type { Session } from "../actor/session.ts"
 import type { Io, Timer } from "../io.ts"
-import type { Claim, Entry, Resource } from "./claim.ts"
+import type { Claim, Entry, Kind, Resource } from "./claim.ts"
 
 // In milliseconds: longer than anything is kept. Under a shorter lease, a process keeps nothing.
 const shortestLease = 1000
@@ -16,6 +16,9 @@ const most = 900
 
 /** How long a claim that does not wait lets another process release what it keeps, in milliseconds. */
 export const patience = 100
+
+// These have one holder at a time.
+const exclusive: ReadonlySet<Kind> = new Set<Kind>(["lock", "election"])
 
 // A key that is forgotten here is only kept a little later.
 const mostKeys = 1024
@@ -133,7 +136,7 @@ export class Kept {
    */
   makeWay({ key, kind }: Resource, waits: boolean): boolean {
     this.surrenderResting(key)
-    if (kind !== "lock" && kind !== "election" || !this.has(key)) return true
+    if (!exclusive.has(kind) || !this.has(key)) return true
     if (!waits) return false
     this.surrenderKey(key)
     this.recalled(key)
@@ -170,9 +173,11 @@ export class Kept {
     for (const stretch of this.#byKey.get(key) ?? []) this.surrender(stretch)
   }
 
-  /** Releases what rests of this resource. */
-  surrenderResting(key: string): void {
-    for (const stretch of this.#byKey.get(key) ?? []) if (stretch.resting !== undefined) this.surrender(stretch)
+  /** Releases what rests of this resource. Answers whether anything did. */
+  surrenderResting(key: string): boolean {
+    const resting = this.#byKey.get(key)?.filter((stretch) => stretch.resting !== undefined) ?? []
+    for (const stretch of resting) this.surrender(stretch)
+    return resting.length > 0
   }
 
   /** Another process wants it. Answers false if this session does not keep it. */
