@@ -48,7 +48,7 @@ import {
   type SessionTransition,
   type Space
 } from "./internal/hold/place.ts"
-import { CurrentIo, type Io, limit, live, millisIn } from "./internal/io.ts"
+import { CurrentIo, giveUpAfter, type Io, live, millisIn } from "./internal/io.ts"
 import { kernelMetrics } from "./internal/metrics.ts"
 import { connectionsOf } from "./internal/redis/connection.ts"
 import { messageOf } from "./internal/text.ts"
@@ -308,7 +308,7 @@ export const make: (
       })
     }
     const patience = Effect.callback<never, CoordinatorError>((resume) => {
-      const timer = limit(io, settings.requestTimeout * 3, () => resume(Effect.fail(unanswered())))
+      const timer = giveUpAfter(io, settings.requestTimeout * 3, () => resume(Effect.fail(unanswered())))
       return Effect.sync(timer.cancel)
     })
     yield* Effect.raceFirst(opening, patience)

@@ -71,7 +71,7 @@ import type * as Scope from "effect/Scope"
 import type * as Stream from "effect/Stream"
 import * as SubscriptionRef from "effect/SubscriptionRef"
 import type * as IoRedis from "ioredis"
-import { CurrentIo, type Io, limit, millisIn } from "./internal/io.ts"
+import { CurrentIo, giveUpAfter, type Io, millisIn } from "./internal/io.ts"
 import { cluster } from "./internal/redis/cluster.ts"
 import { blockingMillis, checkCommand, checkShared, sendOwn } from "./internal/redis/command.ts"
 import {
@@ -218,7 +218,7 @@ const connected = (
       io.defer(cleanup)
       resume(result)
     }
-    const timer = limit(io, timeout, () => done(Effect.fail(self.failure() ?? timedOut("HELLO"))))
+    const timer = giveUpAfter(io, timeout, () => done(Effect.fail(self.failure() ?? timedOut("HELLO"))))
     const offReady = self.onReady(() => done(Effect.void))
     const offDown = self.onDown((error) => {
       const failure = error ?? self.failure() ?? timedOut("HELLO")

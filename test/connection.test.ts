@@ -126,23 +126,33 @@ layer(TestServer.layer, live)("a connection", (it) => {
       const server = yield* TestServer
       const namespace = freshNamespace()
       yield* Effect.scoped(Effect.gen(function*() {
-        const context = yield* node(server.url, { namespace, requestTimeout: "100 millis" })
+        const line = yield* proxy(server)
+        const context = yield* node(line.url, { namespace, requestTimeout: "100 millis" })
         yield* Effect.gen(function*() {
           const coordinator = yield* Coordinator.Coordinator
           const suspended = yield* Effect.forkChild(Stream.runHead(
             Stream.filter(coordinator.changes, ({ to }) => to === "suspended")
           ))
-          for (let round = 0; round < 5; round++) {
+          for (const blocked of [250, 250, 250, 900]) {
             const asked = yield* Effect.forkChild(Lock.withLockIfAvailable(Effect.void, "a"), {
               startImmediately: true
             })
             // It has been sent.
             yield* Effect.promise(() => new Promise<void>((resolve) => process.nextTick(resolve)))
-            const end = performance.now() + 250
+            const end = performance.now() + blocked
             while (performance.now() < end);
             assert.isTrue(Option.isSome(yield* Fiber.join(asked)))
           }
           assert.isUndefined(suspended.pollUnsafe())
+          // What is asked after that waits for no longer than usual.
+          yield* line.blackhole
+          const { millis } = yield* within(
+            Effect.flip(Lock.withLockIfAvailable(Effect.void, "b")),
+            1000,
+            "the failure"
+          )
+          assert.isBelow(millis, 500)
+          yield* line.pass
         }).pipe(Effect.provideContext(context))
       }))
       yield* assertEmpty(server, namespace)

@@ -118,17 +118,23 @@ export const pause = ({ after }: Io, millis: number): Effect.Effect<void> =>
 const [punctual, longestGrace] = [10, 1000]
 
 /**
- * As `after`, for how long an answer is waited for. When the event loop was blocked, or the machine stood still, the time is extended by as
- * long, once, at most by a second: the answer may have come meanwhile without being read, and what is asked may have stood still too.
- * `f` hears when the time was over.
+ * As `after`, for how long an answer is waited for. When the event loop was blocked at that time, or the machine stood still, it is extended
+ * once, by as long as it was late, at most by a second: the answer may have come without being read, and what is asked may have stood
+ * still too. Then `onExtended` hears when the time was over, and `f` the same in the end.
  */
-export const limit = (io: Io, millis: number, f: (over: number) => void): Timer => {
+export const giveUpAfter = (
+  io: Io,
+  millis: number,
+  f: (over: number) => void,
+  onExtended?: (over: number) => void
+): Timer => {
   const until = io.now() + millis
   let timer = io.after(millis, () => {
     const over = io.now()
     const late = over - until
-    if (late > punctual) timer = io.after(Math.min(late, longestGrace), () => f(over))
-    else f(over)
+    if (late <= punctual) return f(over)
+    timer = io.after(Math.min(late, longestGrace), () => f(over))
+    onExtended?.(over)
   })
   return { cancel: () => timer.cancel() }
 }

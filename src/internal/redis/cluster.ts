@@ -1,7 +1,7 @@
 /** A connection to a Redis Cluster, and to single nodes of it for blocking reads. */
 
 import * as IoRedis from "ioredis"
-import { type Io, limit, type Timer } from "../io.ts"
+import { giveUpAfter, type Io, type Timer } from "../io.ts"
 import { showAs } from "../text.ts"
 import { slotOf } from "./command.ts"
 import type { ClusterConnection, Connection, NodeConnection } from "./connection.ts"
@@ -325,7 +325,7 @@ class Cluster implements ClusterConnection {
     toleratingErrors(node)
     let watchdog: Timer | undefined
     node.on("connect", () => {
-      watchdog = limit(io, connectTimeout, () => node.stream.destroy())
+      watchdog = giveUpAfter(io, connectTimeout, () => node.stream.destroy())
     })
     node.on("ready", () => {
       watchdog?.cancel()

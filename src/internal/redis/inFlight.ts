@@ -2,7 +2,7 @@
 
 import * as IoRedis from "ioredis"
 import { tracingChannel } from "node:diagnostics_channel"
-import { type Io, limit, type Timer } from "../io.ts"
+import { giveUpAfter, type Io, type Timer } from "../io.ts"
 import { slotOf, wireName } from "./command.ts"
 import type { Caller, Connection, NodeConnection, ScriptCommand } from "./connection.ts"
 import { errorFrom, fail, type RedisError, Timeout } from "./errors.ts"
@@ -37,6 +37,8 @@ class Deadlines {
   #tail: Entry | undefined
   #timer: Timer | undefined
   #timerAt = Infinity
+  // The deadlines up to this time have been extended, each once.
+  #extended = -Infinity
 
   constructor(io: Io, onExpired: (entry: Entry) => void) {
     this.#io = io
@@ -50,12 +52,9 @@ class Deadlines {
     entry.next = after === undefined ? this.#head : after.next
     if (entry.next === undefined) this.#tail = entry
     else entry.next.previous = entry
-    if (after === undefined) {
-      this.#head = entry
-      this.#arm()
-    } else {
-      after.next = entry
-    }
+    if (after === undefined) this.#head = entry
+    else after.next = entry
+    if (after === undefined || after.expiresAt <= this.#extended) this.#arm()
   }
 
   /** Whether the entry had not settled before. */
@@ -81,16 +80,30 @@ class Deadlines {
   }
 
   #arm(): void {
-    if (this.#head === undefined || this.#head.expiresAt === Infinity || this.#timerAt <= this.#head.expiresAt) return
+    let next = this.#head
+    while (next !== undefined && next.expiresAt <= this.#extended) next = next.next
+    if (next === undefined || next.expiresAt === Infinity || this.#timerAt <= next.expiresAt) return
     this.#timer?.cancel()
-    this.#timerAt = this.#head.expiresAt
+    this.#timerAt = next.expiresAt
     const millis = Math.ceil(this.#timerAt - this.#io.now())
-    this.#timer = limit(this.#io, Math.min(longestTimer, Math.max(1, millis)), (over) => this.#expire(over))
+    this.#timer = giveUpAfter(
+      this.#io,
+      Math.min(longestTimer, Math.max(1, millis)),
+      (over) => this.#expire(over),
+      (over) => this.#extend(over)
+    )
   }
 
-  // Those that come due while others have more time have had none themselves.
-  #expire(over: number): void {
+  #extend(over: number): void {
+    this.#extended = over
+    // The others have a timer of their own.
+    this.#timer = undefined
     this.#timerAt = Infinity
+    this.#arm()
+  }
+
+  #expire(over: number): void {
+    if (over > this.#extended) this.#timerAt = Infinity
     while (this.#head !== undefined && this.#head.expiresAt <= over) {
       const entry = this.#head
       this.settle(entry)

@@ -1,7 +1,7 @@
 /** A connection to one node that connects again for ever, also by way of Sentinel. */
 
 import * as IoRedis from "ioredis"
-import { type Io, limit, type Timer } from "../io.ts"
+import { giveUpAfter, type Io, type Timer } from "../io.ts"
 import { showAs } from "../text.ts"
 import type { Connection, NodeConnection, ServerInfo, SingleConnection, Topology } from "./connection.ts"
 import { codeOf, ConnectionLost, detailOf, errorFrom, fail, NotConnected, type RedisError, Timeout } from "./errors.ts"
@@ -170,7 +170,7 @@ class Single implements SingleConnection {
   #watch(): void {
     const { connectTimeout, io } = this.#options
     this.#watchdog?.cancel()
-    this.#watchdog = limit(io, connectTimeout, () => {
+    this.#watchdog = giveUpAfter(io, connectTimeout, () => {
       // It may have said that it is still loading.
       this.#lastError ??= this.#failure?.reason._tag === "Unavailable"
         ? this.#failure

@@ -1,7 +1,7 @@
 /** Waits for connections that are not ready yet. */
 
 import * as Effect from "effect/Effect"
-import { type Io, limit } from "../io.ts"
+import { giveUpAfter, type Io } from "../io.ts"
 import type { Connection } from "./connection.ts"
 import { isUnsent, type RedisError } from "./errors.ts"
 
@@ -40,7 +40,7 @@ export const untilReady = (
       // Rejects without sending anything.
       else connection.send("PING", [], millis).then(() => resolve(), reject)
     }
-    const timer = limit(io, Math.max(1, millis), settle)
+    const timer = giveUpAfter(io, Math.max(1, millis), settle)
     const offDown = connection.onDown(() => {
       if (connection.state() === "closed") settle()
     })

@@ -10,7 +10,7 @@ import type { Request } from "../actor/sending.ts"
 import type { Leader } from "../hold/following.ts"
 import type { Place } from "../hold/place.ts"
 import { question } from "../hold/request.ts"
-import { limit, type Timer } from "../io.ts"
+import { giveUpAfter, type Timer } from "../io.ts"
 import { fail, failing, type TopicError } from "./errors.ts"
 import { numberOf, timeOf } from "./event.ts"
 import { nameOf, type Parts } from "./parts.ts"
@@ -312,7 +312,7 @@ export class Publisher {
     const { io, settings: { requestTimeout }, transport } = this.#kernel
     const waiting: Array<Waiting> = []
     this.#waiting = waiting
-    this.#expiry = limit(io, requestTimeout, () => {
+    this.#expiry = giveUpAfter(io, requestTimeout, () => {
       this.#waiting = undefined
       const outcome = failed(transport.late(this.#parts.all[0]!.place.key))
       for (const { settle } of waiting) settle(outcome)
