@@ -46,7 +46,7 @@ import { on, sessionsExpired, several } from "./support/several.ts"
 
 const live = { excludeTestServices: true, timeout: "60 seconds" } as const
 
-const short = { lease: "1500 millis", margin: "300 millis", requestTimeout: "400 millis" } as const
+const short = { lease: "2 seconds", margin: "300 millis", requestTimeout: "400 millis" } as const
 
 /** A coordinator with a scope of its own, to close it when the test says so. */
 const closable = Effect.fnUntraced(function*(server: Server, options: Coordinator.Options) {

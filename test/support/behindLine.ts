@@ -20,7 +20,7 @@ export interface BehindLine {
 /** Runs a test in a namespace of its own, with one partition, and checks that nothing stays behind. */
 export const behindLine = <A, E, R>(
   self: (behind: BehindLine) => Effect.Effect<A, E, R>,
-  options: Coordinator.Options = { lease: "1 second", margin: "200 millis", requestTimeout: "200 millis" }
+  options: Coordinator.Options = { lease: "2 seconds", margin: "200 millis", requestTimeout: "200 millis" }
 ) =>
   Effect.gen(function*() {
     const server = yield* TestServer
