@@ -1,6 +1,6 @@
 /** One coordinator's runtime: its channels to the partitions, their shared parts, and how they are closed. */
 
-import type { Io } from "../io.ts"
+import { giveUpAfter, type Io } from "../io.ts"
 import type { Connections } from "../redis/connection.ts"
 import { showAs } from "../text.ts"
 import { Channel, type Tenant } from "./channel.ts"
@@ -242,7 +242,7 @@ export class Kernel implements Office {
   async #within(millis: number, work: Promise<unknown>): Promise<void> {
     let cancel = () => {}
     const limit = new Promise<void>((resolve) => {
-      const timer = this.io.after(millis, resolve)
+      const timer = giveUpAfter(this.io, millis, () => resolve())
       cancel = timer.cancel
     })
     await Promise.race([work, limit])
