@@ -167,7 +167,7 @@ layer(TestServer.layer, live)("a leadership that is cached", (it) => {
       const { end, key, mail, open, reap, send, sendAll } = actor(redis, freshNamespace(), "election:chief")
       yield* Effect.promise(async () => {
         for (const session of ["a", "b", "c"]) await open(session)
-        await send("a", "election.campaign", ["0", "1", "k"])
+        await send("a", "election.campaign", ["0", "1", ""])
         // In one call.
         const [, [tag, first, tokens]] = await sendAll("a", [
           ["session.leave", ["0"]],
