@@ -37,8 +37,9 @@ class Deadlines {
   #tail: Entry | undefined
   #timer: Timer | undefined
   #timerAt = Infinity
-  // The deadlines up to this time have been extended, each once.
+  // The deadlines up to this time have been extended, each once, until this timer comes.
   #extended = -Infinity
+  #extension: Timer | undefined
 
   constructor(io: Io, onExpired: (entry: Entry) => void) {
     this.#io = io
@@ -76,6 +77,7 @@ class Deadlines {
       f(entry)
     }
     this.#timer?.cancel()
+    this.#extension?.cancel()
     this.#timerAt = Infinity
   }
 
@@ -97,6 +99,7 @@ class Deadlines {
   #extend(over: number): void {
     this.#extended = over
     // The others have a timer of their own.
+    this.#extension = this.#timer
     this.#timer = undefined
     this.#timerAt = Infinity
     this.#arm()
