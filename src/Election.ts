@@ -165,7 +165,7 @@ export interface Election<A> {
   readonly campaign: (options?: CampaignOptions | undefined) => Effect.Effect<Lease, ElectionError, Scope.Scope>
   /**
    * Ends the term of this object. The effect under it is interrupted, and has the margin to end before the next candidate
-   * follows. Does nothing if it does not lead.
+   * follows. Ends a leadership that the process keeps (`cached`), too. Does nothing if it does not lead.
    */
   readonly resign: Effect.Effect<void>
   /**

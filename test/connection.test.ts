@@ -144,7 +144,7 @@ layer(TestServer.layer, live)("a connection", (it) => {
             assert.isTrue(Option.isSome(yield* Fiber.join(asked)))
           }
           assert.isUndefined(suspended.pollUnsafe())
-          // What is asked after that waits for no longer than usual.
+          // A request that is sent after the stall waits for no longer than others do.
           yield* line.blackhole
           const { millis } = yield* within(
             Effect.flip(Lock.withLockIfAvailable(Effect.void, "b")),

@@ -118,9 +118,9 @@ export const pause = ({ after }: Io, millis: number): Effect.Effect<void> =>
 const [punctual, longestGrace] = [10, 1000]
 
 /**
- * As `after`, for how long an answer is waited for. When the event loop was blocked at that time, or the machine stood still, it is extended
- * once, by as long as it was late, at most by a second: the answer may have come without being read, and what is asked may have stood
- * still too. Then `onExtended` hears when the time was over, and `f` the same in the end.
+ * As `after`, for how long a server's answer is waited for. When the event loop was blocked at the end of the wait, or the machine stood
+ * still, the wait is extended once, by as long as its timer was late, at most by a second: the answer may have come without being read,
+ * and the server may have stood still too. Then `onExtended` is called with the time at which the timer came, and `f` in the end.
  */
 export const giveUpAfter = (
   io: Io,
