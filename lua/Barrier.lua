@@ -38,6 +38,11 @@ local function loadBarrier(key, ...)
   return state, unpack(found, 3)
 end
 
+-- The process of a claim finds out how it is.
+local function askAgain(ctx, owner)
+  deliver(ctx, holderOf(owner), reply('again', idOf(owner)))
+end
+
 local function newBarrier(ctx, parties, state)
   -- Its results may be asked for yet, and nothing else.
   if state then
@@ -45,7 +50,7 @@ local function newBarrier(ctx, parties, state)
     return state
   end
   -- Redis can have lost the one key and not the other: claims that have arrived ask again.
-  for _, owner in ipairs(call('HKEYS', ctx.items)) do deliver(ctx, holderOf(owner), reply('again', idOf(owner))) end
+  for _, owner in ipairs(call('HKEYS', ctx.items)) do askAgain(ctx, owner) end
   call('DEL', ctx.items)
   local epoch = tonumber(nextToken(ctx))
   return {
@@ -280,7 +285,12 @@ local function quit(ctx, key, state, owner)
   call('HDEL', key, 'x')
   state.runner = nil
   for _, one in ipairs(all) do
-    if one.gone then state.arrived = state.arrived - call('HDEL', ctx.items, one.owner) end
+    if one.gone then
+      state.arrived = state.arrived - call('HDEL', ctx.items, one.owner)
+    elseif one.place <= state.bound then
+      -- Its wait may have been over before.
+      askAgain(ctx, one.owner)
+    end
   end
   state.all = nil
 end

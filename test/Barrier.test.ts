@@ -109,11 +109,40 @@ layer(TestServer.layer, live)("a barrier", (it) => {
         yield* eventually(Effect.map(four.arrived, (count) => count === 1))
         const runner = yield* Effect.forkChild(four.await("b", { wait: "500 millis" }))
         yield* Deferred.await(inside)
-        yield* Effect.sleep("800 millis")
+        // Longer than a second more.
+        yield* Effect.sleep("1600 millis")
         yield* pending(waiter)
         yield* Deferred.succeed(end, undefined)
         for (const fiber of [waiter, runner]) {
           assert.deepStrictEqual((yield* promptly(Fiber.join(fiber), "the pass")).contributions, ["a", "b"])
+        }
+      })))
+
+  it.effect("does not let a party wait on whose time is over when the action ends in another way", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        const begin = (onDeparture: "break" | "withdraw", round: string) =>
+          Effect.gen(function*() {
+            const inside = yield* Deferred.make<void>()
+            const action = () => Effect.andThen(Deferred.succeed(inside, undefined), Effect.never)
+            const options = { name: onDeparture + round, parties: 2, schema: Schema.String, action, onDeparture }
+            const [one, two] = [yield* on(a!, Barrier.make(options)), yield* on(b!, Barrier.make(options))]
+            const waiter = yield* Effect.forkChild(one.await("a", { wait: "200 millis" }))
+            yield* arrived(two, 1)
+            const runner = yield* Effect.forkChild(two.await("b"))
+            yield* Deferred.await(inside)
+            return { runner, two, waiter, expected: onDeparture === "break" ? "BarrierBroken" : "WaitTimeout" }
+          })
+        for (const round of ["", ", lost"]) {
+          const both = [yield* begin("break", round), yield* begin("withdraw", round)]
+          yield* Effect.sleep("1300 millis")
+          if (round !== "") yield* lose(a!, namespace, server)
+          for (const { expected, runner, two, waiter } of both) {
+            yield* pending(waiter)
+            yield* Fiber.interrupt(runner)
+            assert.strictEqual((yield* reasonOf(waiter))._tag, expected)
+            yield* arrived(two, 0)
+          }
         }
       })))
 

@@ -119,6 +119,8 @@ export abstract class Entry {
   releasing: { readonly also: (done: () => void) => void } | undefined = undefined
   /** Called once, with its outcome. */
   settle: (outcome: Outcome) => void = ignore
+  /** Called when it is asked for again while it waits: its session is lost, or Redis says so. */
+  repeated: () => void = ignore
 
   /** One that takes over what its process has kept has the id of that. */
   id: string

@@ -4,6 +4,7 @@ import * as Effect from "effect/Effect"
 import type { CoordinatorReason } from "../actor/errors.ts"
 import type { Requests } from "../actor/lua.ts"
 import type { Verb } from "../actor/transport.ts"
+import type { Timer } from "../io.ts"
 import type { Entry, Outcome } from "./claim.ts"
 import type { Place } from "./place.ts"
 
@@ -37,7 +38,7 @@ const mostGrace = 1000
 
 /**
  * The process of the claim received no outcome before the wait was over, so it asks for the last word. If the connection, or the session,
- * is replaced at this moment, the next one asks.
+ * is replaced at this moment, or while the event is still to come that the answer has announced, the next one asks.
  */
 export const departing = <E>(
   { channel, key, space: { kernel: { io } }, tenancy }: Place,
@@ -51,16 +52,24 @@ export const departing = <E>(
     // Redis has never heard of it, or has been away for long.
     if (entry.session === undefined || patience === 0) return resume(timeout)
     let isOver = false
-    const end = (result: Effect.Effect<Settled, E>) => {
+    let grace: Timer | undefined
+    const finish = () => {
       isOver = true
-      grace.cancel()
+      grace?.cancel()
+      entry.repeated = ignore
+    }
+    const end = (result: Effect.Effect<Settled, E>) => {
+      finish()
       resume(result)
     }
     const over = () => end(timeout)
-    const grace = io.after(patience, over)
     onSettled(entry, fail, end)
     // Behind the claims, which ask in the next session first.
-    const again = () => void channel.opened().then(ask, over)
+    const again = () => {
+      entry.repeated = ignore
+      grace ??= io.after(patience, over)
+      void channel.opened().then(ask, over)
+    }
     const ask = () => {
       const { session } = channel
       if (isOver) return
@@ -75,16 +84,18 @@ export const departing = <E>(
         fail: over,
         expire: over,
         settle: (reply) => {
-          const told = isOver ? "later" : departure.told(entry.id, reply)
-          if (told === "departed") over()
-          else if (told !== "later") tenancy.heard(session, told)
+          if (isOver) return
+          const told = departure.told(entry.id, reply)
+          if (told === "departed") return over()
+          if (told !== "later") return tenancy.heard(session, told)
+          grace?.cancel()
+          grace = undefined
+          entry.repeated = again
         }
       })
     }
+    grace = io.after(patience, over)
     if (entry.session.lost === undefined) ask()
     else again()
-    return Effect.sync(() => {
-      isOver = true
-      grace.cancel()
-    })
+    return Effect.sync(finish)
   })

@@ -53,6 +53,7 @@ export class Ending {
       } else {
         if (entry instanceof Membership) memberships.push([entry, entry.state === "held"])
         this.#claims.become(entry, "idle")
+        entry.repeated()
       }
     }
     // Programs are notified of it at once, and may end their claims.
