@@ -40,15 +40,16 @@ local function loadLatch(ctx, key, total, remaining, life, run)
   }, false
 end
 
-local function saveLatch(ctx, key, latch)
+local function saveLatch(ctx, key, latch, left)
   if latch.members == 0 and latch.remaining == latch.total and latch.changes == 0 then
     call('DEL', key)
     return
   end
   call('HSET', key, 's', packLatch(latch), 'run', latch.run)
   if latch.members > 0 then return end
-  call('PEXPIRE', key, text(latch.timeToLive))
-  if ctx.items then call('PEXPIRE', ctx.items, text(latch.timeToLive)) end
+  left = left or text(latch.timeToLive)
+  call('PEXPIRE', key, left)
+  if ctx.items then call('PEXPIRE', ctx.items, left) end
 end
 
 local function stateOfLatch(latch, ...)
@@ -101,7 +102,7 @@ local function leaveLatch(ctx, key, session, id)
   local latch, known = loadLatch(ctx, key, 0, 0, 0, '')
   if not known then return end
   latch.members = latch.members - 1
-  saveLatch(ctx, key, latch)
+  saveLatch(ctx, key, latch, leftOf(ctx, session, latch.timeToLive))
 end
 
 local function rangeOf(from, to)
@@ -155,6 +156,8 @@ handlers['latch.join'] = function(ctx, key, id, total, remaining, life, decided,
     call('HSET', key, 's', packLatch(latch))
   end
   if known and not member then
+    -- Had the members that died been reaped in time, the latch might be gone, or free.
+    if epoch == 0 and latch.members > 0 and anyway == '' and isStale(ctx) then return STALE end
     if epoch == latch.epoch and resets > latch.resets and (run ~= '' or latch.run == '') then
       latch.resets = resets - 1
       resetLatch(ctx, key, latch, total, remaining, run)
@@ -164,7 +167,6 @@ handlers['latch.join'] = function(ctx, key, id, total, remaining, life, decided,
       resetLatch(ctx, key, latch, total, remaining, run)
     elseif fresh == '1' or latch.total ~= total then
       local used = latch.members > 0
-      if used and (fresh == '1' or mismatch == 'fail') and anyway == '' and isStale(ctx) then return STALE end
       if fresh == '1' and not used then
         resetLatch(ctx, key, latch, total, remaining, run)
       elseif latch.total ~= total and mismatch ~= 'keep' then

@@ -94,8 +94,9 @@ local function leaveTasks(ctx, key, session, id)
     end
     saveTasks(key, group)
     if group.members == 0 then
-      call('PEXPIRE', key, text(group.timeToLive))
-      call('PEXPIRE', ctx.items, text(group.timeToLive))
+      local left = leftOf(ctx, session, group.timeToLive)
+      call('PEXPIRE', key, left)
+      call('PEXPIRE', ctx.items, left)
     end
     return
   end
@@ -162,7 +163,8 @@ handlers['taskGroup.join'] = function(ctx, key, id, shards, mismatch, timeToLive
   local anew = first and (isRunOver(group, run) or fresh == '1' and not others)
   local differs = not anew and shards > 0 and group.expected > 0 and shards ~= group.expected
   local refused = differs and others and mismatch == 'fail'
-  if others and (refused or first and fresh == '1' and not anew) and anyway == '' and isStale(ctx) then return STALE end
+  -- Had the members that died been reaped in time, the group might be gone, or free.
+  if others and (first or refused) and anyway == '' and isStale(ctx) then return STALE end
   if refused then return reply('mismatch', group.expected) end
   if decided == 0 then decided = math.max(group.decided + 1, ctx.now) end
   if decided > group.decided then group.timeToLive, group.decided = tonumber(timeToLive), decided end

@@ -221,6 +221,13 @@ local function hasLeft(ctx, session)
   return session == ctx.session or known and known.deadline == CLOSED
 end
 
+-- What is left, in ms, of the time that a resource outlives its last member: it counts from the end of a session that has died.
+local function leftOf(ctx, session, life)
+  local known = session ~= ctx.session and sessionOf(ctx, session)
+  local ended = known and known.deadline > 0 and known.deadline or ctx.now
+  return text(math.max(0, life - math.max(0, ctx.now - ended)))
+end
+
 -- Of a claim, which is named "<session>/<id>".
 local function holderOf(claim)
   return match(claim, '^[^/]*')

@@ -2,10 +2,11 @@
 import { assert, layer } from "@effect/vitest"
 import { Effect, Exit, Fiber, Option, Schema, Scope } from "effect"
 import * as fc from "fast-check"
-import { Coordinator, CountDownLatch, Lock, TaskGroup } from "../src/index.ts"
+import { Coordinator, CountDownLatch, Latch, Lock, TaskGroup } from "../src/index.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
 import { actor, client } from "./support/actor.ts"
 import { assertUnanswered, behindLine } from "./support/behindLine.ts"
+import { departed } from "./support/departed.ts"
 import { runs } from "./support/effort.ts"
 import { eventually } from "./support/eventually.ts"
 import { assertEmpty, freshNamespace, type Node, node, TestServer } from "./support/live.ts"
@@ -20,6 +21,30 @@ const timeToLive = "100 millis"
 const latchOn = (context: Node, count: number) => on(context, CountDownLatch.make({ name: "ready", count, timeToLive }))
 
 layer(TestServer.layer, live)("a countdown latch", (it) => {
+  it.effect("stays for its time after the processes that had it open have died, as latches and task groups do", () =>
+    several(1, ([a], namespace, server) =>
+      Effect.gen(function*() {
+        const all = (context: Node, timeToLive: "100 millis" | "3 seconds") =>
+          Effect.all([
+            on(context, CountDownLatch.make({ name: `ready, ${timeToLive}`, count: 3, timeToLive })),
+            on(context, Latch.make({ name: `start, ${timeToLive}`, timeToLive })),
+            on(context, TaskGroup.make({ name: `job, ${timeToLive}`, result: Schema.Number, timeToLive }))
+          ])
+        yield* departed(server, namespace, 1, (context) =>
+          Effect.forEach(["100 millis", "3 seconds"] as const, (life) =>
+            Effect.flatMap(all(context, life), ([ready, start, job]) =>
+              Effect.all([ready.countDown(), start.open, job.run("x", Effect.succeed(1))]))))
+        yield* Effect.sleep("200 millis")
+        const [ready, start, job] = yield* all(a!, "100 millis")
+        assert.deepStrictEqual([yield* ready.remaining, yield* start.isOpen, (yield* job.snapshot).done], [3, false, 0])
+        const kept = yield* all(a!, "3 seconds")
+        assert.deepStrictEqual([yield* kept[0].remaining, yield* kept[1].isOpen, (yield* kept[2].snapshot).done], [
+          2,
+          true,
+          1
+        ])
+      }), { lease: "30 seconds" }))
+
   it.effect("opens for all waiters, in all processes, and for those that come later", () =>
     several(3, (nodes) =>
       Effect.gen(function*() {

@@ -1,7 +1,7 @@
 /** Latches: open, all pass; closed, they wait. */
 import { assert, layer } from "@effect/vitest"
 import { Deferred, Duration, Effect, Fiber, Latch as EffectLatch, Option } from "effect"
-import { CountDownLatch, Latch, Lock } from "../src/index.ts"
+import { Coordinator, CountDownLatch, Latch, Lock } from "../src/index.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
 import { assertUnanswered, behindLine } from "./support/behindLine.ts"
 import { eventually } from "./support/eventually.ts"
@@ -13,6 +13,8 @@ const live = { excludeTestServices: true, timeout: "60 seconds" } as const
 
 /** Short, so that the namespace is empty soon. */
 const timeToLive = "100 millis"
+
+const sessions = Effect.flatMap(Coordinator.Coordinator, (it) => it.sessions)
 
 layer(TestServer.layer, live)("a latch", (it) => {
   it.effect("lets waiters pass, until it is closed", () =>
@@ -245,6 +247,37 @@ layer(TestServer.layer, live)("a latch", (it) => {
         yield* eventually(latch.close.pipe(Effect.as(true)))
       })
     ))
+
+  it.effect("waits when it was open and the session is lost, until Redis says that it still is", () =>
+    several(1, ([a], namespace, server) =>
+      Effect.gen(function*() {
+        const line = yield* proxy(server)
+        const far = yield* node(line.url, {
+          namespace,
+          partitions: 1,
+          lease: "1500 millis",
+          requestTimeout: "500 millis"
+        })
+        const options = { name: "start", timeToLive } as const
+        const [mine, theirs] = [yield* on(far, Latch.make(options)), yield* on(a!, Latch.make(options))]
+        yield* theirs.open
+        yield* mine.await
+        for (const closes of [false, true]) {
+          yield* line.blackhole
+          yield* eventually(Effect.map(on(far, sessions), ([session]) => session!.state === "opening"))
+          const waiting = yield* Effect.forkChild(mine.await)
+          yield* pending(waiting)
+          if (closes) yield* theirs.close
+          yield* line.pass
+          yield* line.closeAll
+          if (closes) {
+            yield* eventually(Effect.map(mine.isOpen, (open) => !open))
+            yield* pending(waiting)
+            yield* theirs.open
+          }
+          yield* promptly(Fiber.join(waiting), "the waiter")
+        }
+      })))
 
   it.effect("has a lease of its own: a process that is cut off counts as having it for no longer", () =>
     several(1, ([a], namespace, server) =>

@@ -800,7 +800,7 @@ layer(TestServer.layer, live)("a task group", (it) => {
     several(1, ([a], namespace, server) =>
       Effect.gen(function*() {
         const line = yield* proxy(server)
-        const options = { name: "job", result: Schema.Number, timeToLive } as const
+        const options = { name: "job", result: Schema.Number, timeToLive: "3 seconds" } as const
         const dying = yield* fragile(server, line, namespace, 1)
         const former = yield* on(dying, TaskGroup.make({ ...options, shards: 2 }))
         yield* former.run("x", Effect.succeed(1))

@@ -438,7 +438,8 @@ export class SharedLatch<E> {
 
   readonly #passing: Effect.Effect<void, E> = Effect.callback((resume) => {
     if (this.#superseded !== undefined) return resume(Effect.fail(this.#settings.fail(this.#superseded)))
-    if (this.#state.remaining === 0) return resume(Effect.void)
+    // Without a session it is not known whether it is still open.
+    if (this.#state.remaining === 0 && !this.#lost) return resume(Effect.void)
     if (this.#closed) return resume(this.#left)
     const end = (result: Effect.Effect<void, E>) => {
       this.#waiting.delete(end)
