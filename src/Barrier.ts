@@ -20,7 +20,8 @@
  * **Gotchas**
  *
  * - A process that dies is noticed when its lease has run out. Before that, its arrival counts.
- * - Generations are numbered from 1 for as long as a process has the barrier open, and Redis its data.
+ * - Generations are numbered from 1 for as long as a process has the barrier open, and Redis its data. After a crash of the last one,
+ *   the numbers go on for a day.
  * - All parties get everything that was brought: keep contributions small, or bring names of what is large.
  * - A party that arrives while an action runs, or in excess of the parties, belongs to a later generation. While an action
  *   runs, only its runner and `reset` break the generation: all have arrived.
@@ -66,7 +67,7 @@ import { Hold } from "./internal/hold/hold.ts"
 import { describe, LeaseLost, WaitTimeout } from "./internal/hold/loss.ts"
 import type { Membership } from "./internal/hold/membership.ts"
 import { InvalidPayload, type Payload, payload } from "./internal/hold/payload.ts"
-import { oneOf, type Place, placeOf, spaceOf } from "./internal/hold/place.ts"
+import { callback, oneOf, type Place, placeOf, spaceOf } from "./internal/hold/place.ts"
 import { protect } from "./internal/hold/protect.ts"
 import { memberQuestion, request } from "./internal/hold/request.ts"
 import { service, type ServiceClass as AnyServiceClass } from "./internal/hold/service.ts"
@@ -503,6 +504,7 @@ export const make: {
 } = Effect.fnUntraced(function*<E, R>(options: Options<any, E, R> & { readonly name: string }) {
   const parties = checkParties(options.parties)
   oneOf(options.onDeparture ?? "break", "onDeparture", ["break", "withdraw"])
+  callback(options.action, "action")
   const place = placeOf(spaceOf(yield* Coordinator), "barrier", options.name, "name", options.lease)
   const context = yield* Effect.context<R>()
   const progress: Progress = { epoch: 0, generation: 0, parties, change: 0 }

@@ -19,7 +19,8 @@
  *
  * - A party in excess waits for the next phase, which opens when the present one is over and enough wait.
  * - A fiber that enters twice, without leaving, can wait for itself.
- * - Phases are numbered from 1 for as long as a process has the double barrier open, and Redis its data.
+ * - Phases are numbered from 1 for as long as a process has the double barrier open, and Redis its data. After a crash of the last
+ *   one, the numbers go on for a day.
  * - Closing the scope of `make` does not end waits: a party that waits to enter goes on waiting.
  * - When Redis loses its data, all leases of the phase are lost, and the phase with them.
  *

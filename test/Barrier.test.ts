@@ -202,8 +202,10 @@ layer(TestServer.layer, live)("a barrier", (it) => {
           const exit = yield* Effect.exit(barrierOn(b!, parties))
           assert.isTrue(Exit.isFailure(exit) && String(exit.cause).includes("RangeError"))
         }
-        const exit = yield* Effect.exit(on(b!, Barrier.make({ name: "", parties: 1 })))
-        assert.isTrue(Exit.isFailure(exit) && String(exit.cause).includes("RangeError"))
+        for (const options of [{ name: "", parties: 1 }, { name: "a", parties: 1, action: "act" as never }]) {
+          const exit = yield* Effect.exit(on(b!, Barrier.make(options)))
+          assert.isTrue(Exit.isFailure(exit) && String(exit.cause).includes("RangeError"))
+        }
       })))
 
   it.effect("has a number of parties that changes when a process says so, for all processes", () =>
