@@ -653,6 +653,14 @@ layer(TestServer.layer, live)("a shared ref", (it) => {
         const cut = yield* proxy(server)
         const ours = yield* on(context, number())
         const theirs = yield* on(yield* direct(), number())
+        // Before, since the turn does not last.
+        const third = yield* node(cut.url, {
+          namespace,
+          partitions: 1,
+          lease: "4500 millis",
+          requestTimeout: "800 millis"
+        })
+        const last = yield* on(third, number())
         yield* ours.set(1)
         let held = yield* line.hold(asks("sharedRef.update"))
         const late = yield* Effect.forkChild(ours.updateAndGet((value) => value + 100))
@@ -664,13 +672,6 @@ layer(TestServer.layer, live)("a shared ref", (it) => {
           yield* release()
         }
         yield* promptly(held.request, "the update in its turn")
-        const third = yield* node(cut.url, {
-          namespace,
-          partitions: 1,
-          lease: "4500 millis",
-          requestTimeout: "800 millis"
-        })
-        const last = yield* on(third, number())
         const waiting = yield* Effect.forkChild(Effect.flip(last.update((value) => value + 1)))
         const channel = channelOf(third)
         yield* eventually(Effect.sync(() => channel.tenant.isWaiting() && channel.outbox.pending === 0))

@@ -214,7 +214,7 @@ layer(TestServer.layer, live)("a task group", (it) => {
         yield* line.closeAll
         assert.strictEqual(yield* promptly(Fiber.join(ran), "the worker"), 1)
         assert.deepStrictEqual(arrayOf(yield* two.awaitAll()), [["x", 1]])
-      }), { ...timing, lease: "1 second", margin: "200 millis" }))
+      }), { ...timing, lease: "1500 millis", margin: "200 millis" }))
 
   it.effect("is awaited under a TestClock, also when Redis is away for a while", () =>
     behindLine(({ context, line }) =>

@@ -127,13 +127,13 @@ layer(TestServer.layer, live)("a connection", (it) => {
       const namespace = freshNamespace()
       yield* Effect.scoped(Effect.gen(function*() {
         const line = yield* proxy(server)
-        const context = yield* node(line.url, { namespace, requestTimeout: "100 millis" })
+        const context = yield* node(line.url, { namespace, requestTimeout: "200 millis" })
         yield* Effect.gen(function*() {
           const coordinator = yield* Coordinator.Coordinator
           const suspended = yield* Effect.forkChild(Stream.runHead(
             Stream.filter(coordinator.changes, ({ to }) => to === "suspended")
           ))
-          for (const blocked of [250, 250, 250, 900]) {
+          for (const blocked of [600, 600, 600, 900]) {
             const asked = yield* Effect.forkChild(Lock.withLockIfAvailable(Effect.void, "a"), {
               startImmediately: true
             })
@@ -151,7 +151,7 @@ layer(TestServer.layer, live)("a connection", (it) => {
             1000,
             "the failure"
           )
-          assert.isBelow(millis, 500)
+          assert.isBelow(millis, 600)
           yield* line.pass
         }).pipe(Effect.provideContext(context))
       }))
