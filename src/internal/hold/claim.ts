@@ -119,8 +119,8 @@ export abstract class Entry {
   releasing: { readonly also: (done: () => void) => void } | undefined = undefined
   /** Called once, with its outcome. */
   settle: (outcome: Outcome) => void = ignore
-  /** Called when it is asked for again while it waits: its session is lost, or Redis says so. */
-  repeated: () => void = ignore
+  /** Called when it is asked for again while it waits: its session is lost, or Redis says so. A field would cost every hold memory. */
+  declare repeated?: (() => void) | undefined
 
   /** One that takes over what its process has kept has the id of that. */
   id: string

@@ -56,7 +56,7 @@ export const departing = <E>(
     const finish = () => {
       isOver = true
       grace?.cancel()
-      entry.repeated = ignore
+      entry.repeated = undefined
     }
     const end = (result: Effect.Effect<Settled, E>) => {
       finish()
@@ -66,7 +66,7 @@ export const departing = <E>(
     onSettled(entry, fail, end)
     // Behind the claims, which ask in the next session first.
     const again = () => {
-      entry.repeated = ignore
+      entry.repeated = undefined
       grace ??= io.after(patience, over)
       void channel.opened().then(ask, over)
     }

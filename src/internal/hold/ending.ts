@@ -53,7 +53,7 @@ export class Ending {
       } else {
         if (entry instanceof Membership) memberships.push([entry, entry.state === "held"])
         this.#claims.become(entry, "idle")
-        entry.repeated()
+        entry.repeated?.()
       }
     }
     // Programs are notified of it at once, and may end their claims.

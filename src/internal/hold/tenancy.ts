@@ -446,7 +446,7 @@ export class Tenancy implements Tenant, Keeper, Asker {
         if (entry.state === "queued") this.#send(entry, true)
         // The reply that it waits for is still to come.
         else if (entry.state === "asked") entry.again = true
-        return entry.repeated()
+        return entry.repeated?.()
       case "revoked":
         return entry instanceof Hold ? this.revoke(entry) : undefined
     }
