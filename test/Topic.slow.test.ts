@@ -1,6 +1,6 @@
 /** Subscribers whose connection is slow. */
 import { assert, layer } from "@effect/vitest"
-import { Effect, Fiber, Schema, Stream } from "effect"
+import { Deferred, Effect, Fiber, Schema, Stream } from "effect"
 import * as net from "node:net"
 import { Topic } from "../src/index.ts"
 import { node, TestServer } from "./support/live.ts"
@@ -47,5 +47,28 @@ layer(TestServer.layer, { excludeTestServices: true, timeout: "60 seconds" })("a
         const seen = yield* Effect.timeout(Fiber.join(reading), "30 seconds")
         assert.strictEqual(Array.from(seen).length, 40)
         yield* promptly(topic.publish("small"), "an event")
+      })))
+
+  it.effect("is read in smaller parts when Redis cuts the connection over a large answer", () =>
+    several(2, ([a, b], namespace, server) =>
+      Effect.gen(function*() {
+        const options = { name: "large", schema: Schema.String } as const
+        const [topic, theirs] = [yield* on(a!, Topic.make(options)), yield* on(b!, Topic.make(options))]
+        yield* Effect.addFinalizer(() => Effect.orDie(topic.purge))
+        const limit = (bytes: number) =>
+          server.cli("CONFIG", "SET", "client-output-buffer-limit", `normal ${bytes} 0 0`)
+        yield* Effect.addFinalizer(() => Effect.orDie(limit(0)))
+        const first = yield* Deferred.make<void>()
+        const reading = yield* theirs.subscribe({ from: "beginning" }).pipe(
+          Stream.tap(() => Deferred.succeed(first, undefined)),
+          Stream.take(41),
+          Stream.runCollect,
+          Effect.forkChild
+        )
+        yield* topic.publish("first")
+        yield* promptly(Deferred.await(first), "the first event")
+        yield* limit(1_000_000)
+        yield* topic.publishAll(Array.from({ length: 40 }, () => "x".repeat(100_000)))
+        assert.strictEqual((yield* promptly(Fiber.join(reading), "the events")).length, 41)
       })))
 })

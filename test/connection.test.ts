@@ -3,7 +3,7 @@
  * here, so mutual exclusion has to be exact.
  */
 import { assert, layer } from "@effect/vitest"
-import { Deferred, Effect, Exit, Fiber, Option, Stream } from "effect"
+import { Deferred, Effect, Exit, Fiber, Option, Scope, Stream } from "effect"
 import * as net from "node:net"
 import { Coordinator, Lease, Lock, Semaphore } from "../src/index.ts"
 import { words } from "../src/internal/testing/resp.ts"
@@ -13,6 +13,7 @@ import { eventually, realSleep } from "./support/eventually.ts"
 import { exclusion } from "./support/exclusion.ts"
 import { assertEmpty, deadlineOf, freshNamespace, holding, node, TestServer } from "./support/live.ts"
 import { asks, fields, waits, within } from "./support/requests.ts"
+import { on, several } from "./support/several.ts"
 
 const live = { excludeTestServices: true, timeout: "60 seconds" } as const
 
@@ -157,6 +158,21 @@ layer(TestServer.layer, live)("a connection", (it) => {
       }))
       yield* assertEmpty(server, namespace)
     }))
+
+  it.effect("grants what it has waited for, though its reader cannot connect", () =>
+    several(1, ([a], namespace, server) =>
+      Effect.gen(function*() {
+        const line = yield* proxy(server)
+        const deaf = yield* node(line.url, { namespace, partitions: 1, lease: "3 seconds" })
+        yield* on(deaf, Lock.withLock(Effect.void, "a"))
+        yield* line.refuse
+        const held = yield* Scope.make()
+        yield* on(a!, Scope.provide(Lock.acquire("a"), held))
+        const waiting = yield* Effect.forkChild(on(deaf, Lock.withLock(Effect.void, "a")))
+        yield* eventually(Effect.map(on(a!, Lock.waiting("a")), ({ length }) => length === 1))
+        yield* Scope.close(held, Exit.void)
+        yield* within(Fiber.join(waiting), 4000, "the lock")
+      })))
 
   it.effect("notices a half-open command connection, and goes on with another", () =>
     Effect.gen(function*() {

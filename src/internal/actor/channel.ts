@@ -240,7 +240,8 @@ export class Channel implements Beating, First, Guarded {
     if (session === undefined || session.expireIfDue()) return undefined
     if (this.#isOver()) return this.#rest(session)
     this.tenant.beat(session)
-    const { askedAt, due } = this.#mailbox!
+    const mailbox = this.#mailbox!
+    const { askedAt, due } = mailbox
     if (due <= session.read) {
       // The events that were read are acknowledged by a batch of its own, which Redis compares with the events that it has
       // posted.
@@ -248,10 +249,13 @@ export class Channel implements Beating, First, Guarded {
       this.outbox.request(this.#renewal(session))
       return undefined
     }
-    // An event that was posted before the last heartbeat and has not been read since may be lost. One more event shows that as a gap; if
-    // the first one is only late, the reader skips nothing. A process that was busy itself reads the event before the reply.
+    // An event that was posted before the last heartbeat and has not been read since may be lost, or the reader cannot read: claims ask
+    // for what they have missed on the connection for commands. If the event is only late, the reader skips nothing. A process that was
+    // busy itself reads it before the reply.
     this.outbox.request(this.#renewal(session, () => {
-      if (due > session.read) this.#reader().doubt(askedAt)
+      if (due <= session.read) return
+      this.#reader().doubt(askedAt)
+      mailbox.onGap()
     }))
     this.#wake(session)
     return undefined

@@ -41,6 +41,8 @@ export class Reader {
   #closed = false
   // How often reading has failed, one time after the other.
   #attempts = 0
+  // So many entries of a stream are read at once: fewer after a failure, because they may be too large to come in time.
+  #count = batchSize
   readonly #sources = new Set<Source>()
   // How often the entries of a source could not be taken in, one time after the other.
   readonly #failures = new WeakMap<Source, number>()
@@ -112,7 +114,7 @@ export class Reader {
     this.#sentAt = this.#io.now()
     const streams = [...sources.map(({ key }) => key), ...sources.map(({ position }) => position)]
     connection.read(
-      ["COUNT", batchSize, "BLOCK", blockMillis, "STREAMS", ...streams],
+      ["COUNT", this.#count, "BLOCK", blockMillis, "STREAMS", ...streams],
       blockMillis + graceMillis,
       {
         resolve: (reply) => {
@@ -123,6 +125,7 @@ export class Reader {
             return this.#failed(connection, cause)
           }
           this.#attempts = 0
+          this.#count = Math.min(batchSize, 2 * this.#count)
           // The entries that have come are taken in first.
           this.#io.defer(this.#next)
         },
@@ -139,6 +142,7 @@ export class Reader {
     const passing = cause instanceof RedisError && isTransient(cause)
     this.#log(passing ? "Debug" : "Warn", "a read of the mailboxes failed", cause)
     if (!(cause instanceof RedisError) || cause.reason._tag === "Timeout") connection.reset()
+    if (passing) this.#count = Math.max(1, Math.floor(this.#count / 8))
     const attempt = this.#attempts++
     if (attempt === 0) return this.#io.defer(this.#next)
     void this.#transport.sleep(pauseAfter(attempt, 1000) * (0.5 + this.#io.random() / 2)).then(this.#next)
