@@ -277,17 +277,23 @@ export class Transport {
   /** Goes on after a failed call: a missing function or script is loaded, and called again. */
   async #reload(variant: Variant, call: Call, requestTimeout: number, cause: unknown): Promise<unknown> {
     const { commands, features } = this.connections
+    const evaluate = () =>
+      new Promise((resolve, reject) =>
+        commands.run("EVAL", script(variant).source, call, requestTimeout, { resolve, reject })
+      )
     let refusal: unknown
     for (let load = 0;; load++) {
       if (!isMissing(cause)) throw cause
       if (load === maxLoads) throw refusal ?? cause
       // EVAL carries a key, so on a cluster it reaches the node that lacks the script; functions go to every primary.
-      if (!features.functions) {
-        return new Promise((resolve, reject) =>
-          commands.run("EVAL", script(variant).source, call, requestTimeout, { resolve, reject })
-        )
+      if (!features.functions) return evaluate()
+      try {
+        refusal = await this.#load()
+      } catch (error) {
+        // Unlike a library, a script that needs no memory can come in.
+        if (error instanceof RedisError && error.reason._tag === "OutOfMemory") return evaluate()
+        throw error
       }
-      refusal = await this.#load()
       try {
         return await this.#ran(variant, call, requestTimeout)
       } catch (error) {
