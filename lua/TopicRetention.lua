@@ -125,9 +125,9 @@ local function finishTopic(ctx, topic)
     call('DEL', topic.entries, topic.retries)
     call('ZREM', ctx.dues, '@' .. sub(key, #ctx.prefix + 1))
     -- Ids are known for as long as if the topic were there, and the hash says in which turn they are. Other shards may have
-    -- events, and the first one knows how many there are.
+    -- events, and the first one knows how many there are, whether the first `make` or a later one has named the number.
     local left = topic.noted + 2 * windowOf(topic) - ctx.now
-    local life = topic.epoch == 0 and 0 or lifeOf(topic, false)
+    local life = topic.epoch == 0 and topic.width == 1 and 0 or lifeOf(topic, false)
     if left <= 0 then call('DEL', topic.even, topic.odd) end
     if left <= 0 and life == 0 then
       call('DEL', key)

@@ -2269,6 +2269,36 @@ layer(TestServer.layer, live)("a topic of several shards", (it) => {
         }))
     }))
 
+  it.effect("has as many shards as before when it was closed, and its first one is empty", () =>
+    Effect.gen(function*() {
+      const server = yield* TestServer
+      const namespace = freshNamespace()
+      yield* spread(1, ([a]) =>
+        Effect.gen(function*() {
+          const brief = { retention: { age: "2 seconds" }, dedupe: "1 second" } as const
+          const published = yield* Effect.scoped(Effect.gen(function*() {
+            const topic = yield* on(a!, Topic.make({ name: hostile, schema: Schema.Number, shards: 4, ...brief }))
+            for (const key of upTo(64).map(String)) {
+              const first = yield* topic.publish(0, { key, id: "x" })
+              if (first.id.includes(":")) return { key, id: first.id }
+              yield* topic.purge
+            }
+            return assert.fail("all keys belong to the first shard")
+          }))
+          yield* Effect.scoped(Effect.gen(function*() {
+            const topic = yield* on(a!, Topic.make({ name: hostile, schema: Schema.Number }))
+            assert.strictEqual(topic.shards, 4)
+            assert.isTrue((yield* topic.publish(0, { key: published.key, id: "x" })).duplicate)
+            yield* topic.publish(1, { key: published.key })
+            const [all, behind] = [{ from: "beginning" }, { from: { after: published.id } }] as const
+            assert.deepStrictEqual(valuesOf(yield* collect(topic.subscribe(all), 2)), upTo(2))
+            assert.deepStrictEqual(valuesOf(yield* collect(topic.subscribe(behind), 1)), [1])
+          }))
+          const kept = Effect.map(keysOf(server, namespace), (keys) => keys.filter((key) => key.includes(":topic")))
+          yield* eventually(Effect.map(kept, (keys) => assert.deepStrictEqual(keys, [])))
+        }), namespace)
+    }))
+
   it.effect("begins with the last events of all shards together", () =>
     spread(1, ([a]) =>
       Effect.gen(function*() {
