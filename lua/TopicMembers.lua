@@ -323,13 +323,8 @@ handlers['topic.state'] = function(ctx, key)
       encoded(oldestFor(topic, group, pending)) }, ',') .. ']'
   end)
   local last = topic.number > 0 and eventId(topic) or ''
-  local bytes = 0
-  if first then
-    -- What the first one has is counted with those before it.
-    local own = 0
-    for at = 2, #first[2], 2 do own = own + #first[2][at] end
-    bytes = topic.total - bytesOf(first) + own
-  end
+  -- The first one is counted with those before it.
+  local bytes = first and topic.total - bytesOf(first) + sizeOf(first) or 0
   return reply('state', topic.number, call('XLEN', topic.entries), bytes, first and first[1] or '', last, topic.members,
     json('[' .. concat(groups, ',') .. ']'))
 end

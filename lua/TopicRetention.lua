@@ -39,15 +39,50 @@ local function bytesOf(entry)
   return tonumber(match(entry[2][1], '^%d+')) or 0
 end
 
--- How many events may stay, by length and bytes.
+-- Of an event without those before it.
+local function sizeOf(entry)
+  local size = 0
+  for at = 2, #entry[2], 2 do size = size + #entry[2][at] end
+  return size
+end
+
+local MOST_PROBES = 64
+
+-- The number of the first event up to which there were so many bytes; up to the oldest one there were fewer. The search is by time,
+-- and by number within a millisecond. It looks where the event is if all are of one size, and every other time in the middle,
+-- because sizes differ.
+local function reaching(topic, oldest, bytes)
+  local low, since, least = numberOf(oldest[1]), timeOf(oldest[1]), bytesOf(oldest)
+  local high, latest, most = topic.number, topic.stamp, topic.total
+  for probe = 1, MOST_PROBES do
+    if high - low <= 1 then break end
+    local part, time, from = probe % 2 == 0 and 0.5 or (bytes - least) / (most - least), since + 1, nil
+    if latest > since then
+      time = since + math.max(1, math.ceil(part * (latest - since)))
+      from = text(time) .. '-0'
+    else
+      from = text(since) .. '-' .. text(low + math.max(1, math.min(high - low - 1, floor(part * (high - low)))))
+    end
+    local entry = call('XRANGE', topic.entries, from, '+', 'COUNT', 1)[1]
+    local number, sum = entry and numberOf(entry[1]) or high, entry and bytesOf(entry) or most
+    if number < high and sum < bytes then
+      low, since, least = number, timeOf(entry[1]), sum
+    else
+      latest = time - 1
+      if number < high then high, most = number, sum end
+    end
+  end
+  return high
+end
+
+-- How many events may stay, by length and bytes. The newest one stays if it is too large by itself: it was confirmed.
 local function wantedLength(topic, length)
-  local wanted = topic.length > 0 and math.min(length, topic.length) or length
-  if topic.bytes == 0 or wanted == 0 then return wanted end
+  local wanted, over = topic.length > 0 and math.min(length, topic.length) or length, topic.total - topic.bytes
+  if topic.bytes == 0 or over <= 0 then return wanted end
   local oldest = oldestEvent(topic)
-  local size = oldest and topic.total - bytesOf(oldest) or 0
-  -- Sizes differ, so this is an estimate, made again with the next trimming.
-  if size > topic.bytes then wanted = math.min(wanted, floor(length * topic.bytes / size)) end
-  return wanted
+  if bytesOf(oldest) - sizeOf(oldest) >= over then return wanted end
+  local last = bytesOf(oldest) >= over and numberOf(oldest[1]) or reaching(topic, oldest, over)
+  return math.min(wanted, math.max(1, topic.number - last))
 end
 
 -- Subscribers hear of events behind the ones they have read by later events only, and there are none now.

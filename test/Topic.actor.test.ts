@@ -2,7 +2,7 @@
 import { assert, layer } from "@effect/vitest"
 import { Effect } from "effect"
 import * as fc from "fast-check"
-import { actor, client } from "./support/actor.ts"
+import { actor, type Asked, client } from "./support/actor.ts"
 import { runs } from "./support/effort.ts"
 import { freshNamespace, TestServer } from "./support/live.ts"
 
@@ -368,6 +368,40 @@ layer(TestServer.layer, live)("the topic actor", (it) => {
         })
       }))
   }
+
+  it.effect("keeps the newest events that are within so many bytes, whatever their sizes, and one in any case", () =>
+    Effect.gen(function*() {
+      const redis = yield* client(yield* TestServer)
+      const bytes = 100
+      const size = fc.oneof(fc.integer({ min: 1, max: 10 }), fc.integer({ min: 1, max: 150 }))
+      const round = fc.record({ sizes: fc.array(size, { maxLength: 50 }), isOneCall: fc.boolean() })
+      yield* Effect.promise(() =>
+        fc.assert(
+          fc.asyncProperty(fc.array(round, { maxLength: 6 }), async (rounds) => {
+            const topic = actor(redis, freshNamespace(), "topic:t")
+            const entries = topic.key.replace("topic:", "topic-entries:")
+            let kept: Array<readonly [number: number, size: number]> = []
+            let number = 0
+            await topic.open("a")
+            for (const { isOneCall, sizes } of rounds) {
+              const requests = sizes.map((size): Asked => {
+                kept.push([++number, size])
+                return ["topic.publish", ["x".repeat(size), "0 node  0 0 0 p", number]]
+              })
+              const calls = isOneCall ? [requests] : requests.map((request) => [request])
+              for (const call of calls) if (call.length > 0) await topic.sendAll("a", call)
+              // A member that decides on the limits has the topic trimmed.
+              await topic.send("a", "topic.join", ["t", -1, 0, bytes, 0, 0, 60_000, "1", 1])
+              let left = bytes
+              kept = kept.reverse().filter(([, size], at) => (left -= size) >= 0 || at === 0).reverse()
+              const ids = (await redis.xrange(entries, "-", "+")).map(([id]) => Number(id.split("-")[1]))
+              assert.deepStrictEqual(ids, kept.map(([number]) => number))
+            }
+          }),
+          { numRuns: runs(60), endOnFailure: false }
+        )
+      )
+    }))
 
   it.effect("keeps all that a group has in hand for as long as its member touches the topic", () =>
     Effect.gen(function*() {

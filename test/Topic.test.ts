@@ -486,6 +486,30 @@ layer(TestServer.layer, live)("a topic", (it) => {
         yield* eventually(Effect.map(aged.state, ({ length }) => assert.strictEqual(length, 0)))
       })))
 
+  it.effect("keeps what is within so many bytes when larger events come, and an event alone that is larger", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const bytes = 100_000
+        const text = Topic.make({ name: "bytes", schema: Schema.String, retention: { bytes } })
+        const topic = yield* on(a!, Effect.tap(text, purged))
+        const small = (count: number) => upTo(count).map(String)
+        const large = "x".repeat(3 * bytes)
+        // As many as there are between two looks at the size.
+        for (
+          const [events, kept] of [[["", large, ...small(62)], 62], [[...small(63), large], 1], [
+            small(64),
+            64
+          ]] as const
+        ) {
+          yield* topic.publishAll(events)
+          const { last, length } = yield* topic.state
+          assert.strictEqual(length, kept)
+          const found = yield* collect(topic.subscribe({ from: "beginning" }), length)
+          assert.deepStrictEqual(found.map((event) => event._tag === "Event" && event.value), events.slice(-kept))
+          assert.strictEqual((found.at(-1) as Topic.Event<string>).id, last[0])
+        }
+      })))
+
   it.effect("is kept as the last process says, also when others join again, or Redis has lost it", () =>
     several(2, ([a, b], namespace, server) =>
       Effect.gen(function*() {

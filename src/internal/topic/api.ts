@@ -156,7 +156,10 @@ export interface Topic<in out A> {
 export interface Retention {
   /** How many events, up to an eighth more. Default 100,000. `Infinity` for no limit. */
   readonly length?: number | undefined
-  /** Bytes of values, keys and ids, about, and checked every 64 events. Default: no limit. */
+  /**
+   * Bytes of values, keys and ids, about, and checked every 64 events. The newest event stays until the next one, also if it
+   * alone is larger. Default: no limit.
+   */
   readonly bytes?: number | undefined
   /** How long, up to a third of the lease longer. Default: 1 day. `Infinity` for no limit. */
   readonly age?: Duration.Input | undefined
