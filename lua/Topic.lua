@@ -39,15 +39,16 @@ local CRASH = 2 ^ 32
 -- An ordered group hands out one event of a key at a time. Later ones are parked, so order needs no assignment of keys to
 -- members, and outlives every member.
 -- It begins an epoch when all shards have nothing of the former one left: its members tell each shard.
--- `held` of a topic says that a group keeps events beyond the limits: 0 or 1; `noted` when an id was published last.
--- record Topic 4: number, stamp, length, bytes, age, abandon, window, turn, total, members, groups, trimmed, protect, shards,
---   ring, epoch, width, open, decided, held, noted
+-- `held` of a topic says that a group keeps events beyond the limits: 0 or 1; `noted` when an id was published last; `largest`
+-- how many bytes an event has had at most.
+-- record Topic 5: number, stamp, length, bytes, age, abandon, window, turn, total, members, groups, trimmed, protect, shards,
+--   ring, epoch, width, open, decided, held, noted, largest
 -- `missed` of a group is of gaps that no member has.
 -- record TopicGroup 4: ordered, members, returned, parked, cursor, stamp, left, epoch, drained, made, first, missed
 
 -- Lua unpacks some thousand values at most; the fields are even.
 local MOST_PARKED, PAGE, MOST_GROUPS, MOST_PAGES, MOST_FIELDS = 1024, 64, 64, 512, 2000
--- Of events that one call hands out to groups.
+-- Of the events that one call reads for groups: what it sends has to arrive in time.
 local MOST_BYTES = 1048576
 
 -- -----------------------------------------------------------------------------
@@ -66,12 +67,23 @@ local function timeOf(id)
   return tonumber(match(id, '^%d+'))
 end
 
+local function bytesOf(entry)
+  return tonumber(match(entry[2][1], '^%d+')) or 0
+end
+
+-- Of an event without those before it.
+local function sizeOf(entry)
+  local size = 0
+  for at = 2, #entry[2], 2 do size = size + #entry[2][at] end
+  return size
+end
+
 local function readTopic(ctx, key)
   local packed = call('HGET', key, 's')
   local topic = packed and unpackTopic(packed) or {
     number = 0, stamp = 0, length = 0, bytes = 0, age = 0, abandon = ABANDONED, window = 0, turn = 0, total = 0,
     members = 0, groups = 0, trimmed = 0, protect = 1, shards = 0, ring = 0, epoch = 0, width = 1, open = 1,
-    decided = 0, held = 0, noted = 0
+    decided = 0, held = 0, noted = 0, largest = 0
   }
   topic.known, topic.rung = packed and true, topic.ring
   -- What is written at the end of the call: for `even` or `odd`, and where each field of it stands.

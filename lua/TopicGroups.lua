@@ -106,13 +106,17 @@ unlockRemoved = function(topic, group, ids)
   end)
 end
 
--- As many events as one call may hand out, by the size of all so far.
-local function pageOf(topic)
-  return math.min(PAGE, math.max(1, floor(MOST_BYTES * topic.number / math.max(1, topic.total))))
+-- How many bytes of events this call may still read for groups.
+local function roomOf(ctx)
+  return MOST_BYTES - (ctx.handed or 0)
+end
+
+local function spendRoom(ctx, entry)
+  ctx.handed = (ctx.handed or 0) + sizeOf(entry)
 end
 
 local function handReturned(ctx, topic, group, member, items)
-  local count = math.min(member.credit, pageOf(topic))
+  local count = math.min(member.credit, PAGE)
   local found = tryGroup('XPENDING', topic.entries, group.name, '-', '+', count, RETURNED) or {}
   if #found < math.min(count, group.returned) then
     -- Retention may have removed the others; where it may not, they were counted wrongly, and are none.
@@ -120,10 +124,12 @@ local function handReturned(ctx, topic, group, member, items)
     group.returned = #found
   end
   for _, pending in ipairs(found) do
+    if roomOf(ctx) <= 0 then return end
     local id = pending[1]
     local entry = call('XCLAIM', topic.entries, group.name, member.claim, 0, id)[1]
     group.returned = group.returned - 1
     if entry then
+      spendRoom(ctx, entry)
       items[#items + 1] = described(id, pending[4] + 1, entry[2])
       spend(group, member, 1)
     else
@@ -145,6 +151,22 @@ local function readNew(topic, group, member, count)
   return found[1] and found[1][2] or {}
 end
 
+-- The sizes of the next events are not known: if they may be too large together, it reads one after the other until all the others
+-- fit.
+local function readPage(ctx, topic, group, member, most)
+  local page, count = {}, most * topic.largest <= roomOf(ctx) and most or 1
+  repeat
+    local entries = readNew(topic, group, member, count)
+    for _, entry in ipairs(entries) do
+      page[#page + 1] = entry
+      spendRoom(ctx, entry)
+    end
+    if #entries < count then break end
+    if topic.total - bytesOf(page[#page]) <= roomOf(ctx) then count = most - #page end
+  until #page == most or roomOf(ctx) <= 0
+  return page
+end
+
 -- False if the event has to wait for others of its key.
 local function lockKey(topic, group, key, id)
   if group.ordered == 0 or key == '' then return true end
@@ -155,7 +177,7 @@ local function lockKey(topic, group, key, id)
 end
 
 local function handNew(ctx, topic, group, member, items, limit)
-  local entries = readNew(topic, group, member, math.min(member.credit, pageOf(topic), limit - group.cursor))
+  local entries = readPage(ctx, topic, group, member, math.min(member.credit, PAGE, limit - group.cursor))
   if #entries == 0 then
     -- All that was to come has been deleted.
     tellGap(member, items, topic.number - group.cursor)
@@ -232,7 +254,7 @@ local function dispatchGroup(ctx, topic, group)
     local fresh = limit > group.cursor and group.parked < MOST_PARKED
     if group.returned == 0 and not fresh then return end
     ctx.steps = (ctx.steps or 0) + 1
-    if ctx.steps > MOST_PAGES or (ctx.handed or 0) >= MOST_BYTES then return sooner(ctx, topic, ctx.now) end
+    if ctx.steps > MOST_PAGES or roomOf(ctx) <= 0 then return sooner(ctx, topic, ctx.now) end
     local member = nextMember(ctx, group)
     if not member then return end
     local items = {}
@@ -241,7 +263,6 @@ local function dispatchGroup(ctx, topic, group)
     else
       handNew(ctx, topic, group, member, items, limit)
     end
-    for _, item in ipairs(items) do ctx.handed = (ctx.handed or 0) + #item end
     handTo(ctx, member, items)
   end
 end

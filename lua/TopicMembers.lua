@@ -155,7 +155,7 @@ end
 -- topic.consume: becomes a member of a group, with credit for so many events. A group that is new begins after `from`, or
 -- with the next event. A member that asks again hears all events that it has not acknowledged, how many it misses in all gaps up to
 -- a number that it has not acknowledged, and the number of deliveries to it so far: a delivery among these that comes later is old.
--- Of events that were purged it hears the ids.
+-- Of events that were purged, or do not fit into one answer, it hears the ids.
 -- `made` tells a group from one of that name that Redis has lost: 0 for a member that knows none, otherwise what it was answered, with
 -- the events that it had in hand.
 -- keys: all
@@ -184,9 +184,10 @@ handlers['topic.consume'] = function(ctx, key, id, name, from, credit, ordered, 
     items[1] = '["missed",' .. text(member.missed) .. ',' .. text(member.gaps) .. ']'
   end
   for _, pending in ipairs(tryGroup('XPENDING', topic.entries, name, '-', '+', 1024, claim) or {}) do
-    local entry = call('XRANGE', topic.entries, pending[1], pending[1])[1]
+    local entry = roomOf(ctx) > 0 and call('XRANGE', topic.entries, pending[1], pending[1])[1]
+    if entry then spendRoom(ctx, entry) end
     -- If its delivery was lost too, the member gives it back.
-    items[#items + 1] = entry and described(pending[1], pending[4], entry[2]) or '["removed","' .. pending[1] .. '"]'
+    items[#items + 1] = entry and described(pending[1], pending[4], entry[2]) or '["unsent","' .. pending[1] .. '"]'
   end
   return reply('joined', index, member and member.sent or 0, group.drained, group.epoch, group.made,
     json('[' .. concat(items, ',') .. ']'))

@@ -95,7 +95,8 @@ handlers['topic.publish'] = function(ctx, hash, value, about, number)
   end
   if (origin.epoch ~= topic.epoch or topic.open == 0) and after == '' then return '["moved"]' end
   stampTopic(ctx, topic)
-  local total = topic.total + #value + origin.size
+  local size = #value + origin.size
+  local total = topic.total + size
   local event = topic.time .. text(topic.number + 1)
   if origin.size == 0 then
     call('XADD', topic.entries, event, text(total) .. topic.mark .. origin.publisher, value)
@@ -103,7 +104,7 @@ handlers['topic.publish'] = function(ctx, hash, value, about, number)
     call('XADD', topic.entries, event, text(total) .. topic.mark .. origin.publisher, value, 'k', origin.key, 'i', id,
       't', origin.trace)
   end
-  topic.number, topic.total = topic.number + 1, total
+  topic.number, topic.total, topic.largest = topic.number + 1, total, math.max(topic.largest, size)
   topic.last[node] = tonumber(number)
   topic.nodes[node] = number
   if id ~= '' then
@@ -139,6 +140,7 @@ handlers['topic.publishAll'] = function(ctx, hash, values, sizes, about, number)
   local id, onward, all = first, topic.time .. '*', cjson.decode(sizes)
   for _, size in ipairs(all) do
     total = total + size
+    if size > topic.largest then topic.largest = size end
     if total >= due then field, due = text(total) .. rest, total + grain end
     call('XADD', entries, id, field, sub(values, at, at + size - 1))
     id, at = onward, at + size

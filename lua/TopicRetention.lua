@@ -35,17 +35,6 @@ local function oldestEvent(topic)
   return call('XRANGE', topic.entries, '-', '+', 'COUNT', 1)[1]
 end
 
-local function bytesOf(entry)
-  return tonumber(match(entry[2][1], '^%d+')) or 0
-end
-
--- Of an event without those before it.
-local function sizeOf(entry)
-  local size = 0
-  for at = 2, #entry[2], 2 do size = size + #entry[2][at] end
-  return size
-end
-
 local MOST_PROBES = 64
 
 -- The number of the first event up to which there were so many bytes; up to the oldest one there were fewer. The search is by time,
@@ -200,7 +189,7 @@ local function loadTopic(ctx, key)
       local last = call('XREVRANGE', topic.entries, '+', '-', 'COUNT', 1)[1]
       if last then
         topic.stamp, topic.number = timeOf(last[1]), numberOf(last[1])
-        topic.total = bytesOf(last)
+        topic.total, topic.largest = bytesOf(last), MOST_BYTES
       end
     end
     ctx.topics[key] = topic

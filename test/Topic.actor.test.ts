@@ -310,7 +310,7 @@ layer(TestServer.layer, live)("the topic actor", (it) => {
           await topic.send("b", "topic.purge", ["[]"])
           // A member that asks again is notified, and does not lose what it has in hand.
           assert.deepStrictEqual((await join("a"))[6].filter(([tag]: [string]) => tag !== "missed"), [[
-            "removed",
+            "unsent",
             first
           ]])
           await join("b")
@@ -401,6 +401,58 @@ layer(TestServer.layer, live)("the topic actor", (it) => {
           { numRuns: runs(60), endOnFailure: false }
         )
       )
+    }))
+
+  it.effect("hands out a megabyte at a time, and each event once, however many smaller ones there were", () =>
+    Effect.gen(function*() {
+      const redis = yield* client(yield* TestServer)
+      yield* Effect.promise(async () => {
+        const topic = actor(redis, freshNamespace(), "topic:t")
+        for (const session of ["a", "b"]) await topic.open(session)
+        await topic.send("a", "topic.join", ["t", -1, 0, 0, 0, 0, 60_000, "1", 1])
+        const join = (session: string, credit: number) =>
+          topic.send(session, "topic.consume", ["m", "g", "", credit, "", 0, ""])
+        await join("a", 1)
+        const small = 20_000
+        await topic.send("a", "topic.publishAll", [
+          "1".repeat(small),
+          JSON.stringify(Array.from({ length: small }, () => 1)),
+          "0 node  0 0 0 p",
+          1
+        ])
+        // The first one is in hand, and nothing is between it and the large ones for a member that acknowledges it.
+        await topic.send("a", "topic.purge", ["[]"])
+        const size = 200_000
+        const events: Array<string> = []
+        for (let number = 2; number < 34; number++) {
+          events.push((await topic.send("a", "topic.publish", ["x".repeat(size), "0 node  0 0 0 p", number]))[1])
+        }
+        const isWithin = (answer: unknown) => assert.isAtMost(JSON.stringify(answer).length, 2 ** 20 + 2 * size)
+        const handed = async () => {
+          const mail = (await topic.mail("b")).filter(([, , what]) => what === "deliver")
+          for (const event of mail) isWithin(event)
+          return mail.flatMap(([, , , , items]) => (items as Array<[string]>).map(([id]) => id))
+        }
+        await join("b", 64)
+        isWithin(topic.answers.get("b"))
+        while ((await handed()).length < events.length) {
+          const before = (await handed()).length
+          await topic.ring()
+          assert.isAbove((await handed()).length, before)
+        }
+        assert.deepStrictEqual(await handed(), events)
+        // A member that asks again hears the ids of the events that are too much for one answer.
+        const items = (await join("b", 64))[6] as Array<[string, string]>
+        isWithin(items)
+        assert.deepStrictEqual(items.map(([tag, id]) => tag === "unsent" ? id : tag), events)
+        // What a member had in hand comes in parts too.
+        await topic.end("b")
+        await topic.reap("b")
+        await topic.open("c")
+        await topic.send("c", "topic.consume", ["m", "g", "", 64, "", 0, ""])
+        isWithin(topic.answers.get("c"))
+        assert.isAbove((await topic.mail("c")).length, 0)
+      })
     }))
 
   it.effect("keeps all that a group has in hand for as long as its member touches the topic", () =>

@@ -104,7 +104,7 @@ type Items = ReadonlyArray<
   | readonly ["gap", missed: number, number: number]
   | readonly ["missed", missed: number, number: number]
   | readonly ["drained", epoch: number]
-  | readonly ["removed", id: string]
+  | readonly ["unsent", id: string]
 >
 
 export interface GroupSettings {
@@ -217,7 +217,7 @@ class Member<A> extends work.Member {
         this.#missAll({ missed: Number(item[1]), number: Number(item[2]) }, deliveries)
       } else if (item[0] === "drained") {
         this.#drain(Math.max(Number(item[1]), this.drained))
-      } else if (item[0] === "removed") {
+      } else if (item[0] === "unsent") {
         this.#giveBack(String(item[1]))
       } else {
         this.#take(item as Item, deliveries)
@@ -226,7 +226,7 @@ class Member<A> extends work.Member {
     this.#deliver(deliveries)
   }
 
-  // It was purged before this member received it.
+  // It was purged before this member received it, or does not fit into the answer that says that the member has it.
   #giveBack(id: string): void {
     if (this.#working.has(id) || this.#told.has(id)) return
     this.tell("topic.retry", [this.id, this.#index, id, 0], () => {})
