@@ -136,6 +136,35 @@ layer(TestServer.layer, live)("a topic", (it) => {
         assert.isTrue(valuesOf(now!.found).every((value) => value === -1))
       })))
 
+  it.effect("finds the last events without reading all of them", () =>
+    behindLine(({ context, line }) =>
+      Effect.gen(function*() {
+        const topic = yield* on(context, make())
+        // Many in one millisecond, and few in others.
+        for (const count of [1, 500, 1, 1, 200, 1]) {
+          yield* topic.publishAll(upTo(count))
+          yield* realSleep(2)
+        }
+        let { length } = yield* topic.state
+        let counts: Array<number> = []
+        yield* line.onRequest(({ args, name }) => {
+          if (name.endsWith("RANGE") && args.at(-2) === "COUNT") counts.push(Number(args.at(-1)))
+          return "pass"
+        })
+        for (const last of [1, 2, 3, 202, 203, 204, 400, 709, 710, 711, 712]) {
+          counts = []
+          const stream = yield* topic.subscribed({ from: { last } })
+          const end = yield* topic.publish(-1)
+          const found = yield* Stream.runCollect(
+            Stream.takeUntil(stream, (event) => event._tag === "Event" && event.id === end.id)
+          )
+          assert.strictEqual(found.length, Math.min(last, length++) + 1)
+          // One page is what a subscriber reads then.
+          assert.isAtMost(Math.max(...counts), 256)
+          assert.isAtMost(counts.filter((count) => count === 1).length, 40)
+        }
+      }), {}))
+
   it.effect("refuses what makes no sense, and loses nothing by it", () =>
     several(1, ([a]) =>
       Effect.gen(function*() {
@@ -2342,6 +2371,12 @@ layer(TestServer.layer, live)("a topic of several shards", (it) => {
         assert.deepStrictEqual(yield* last(5, 5), upTo(5, 105))
         yield* topic.purge
         assert.deepStrictEqual(yield* last(5, 0), [])
+        // Several shards have events of one millisecond.
+        for (const n of [1, 7, 39, 40, 41]) {
+          yield* topic.purge
+          yield* topic.publishAll(upTo(40), (n) => ({ key: String(n) }))
+          assert.lengthOf(yield* last(n, Math.min(n, 40)), Math.min(n, 40))
+        }
       })))
 
   it.effect("knows the ids that were published before a change", () =>

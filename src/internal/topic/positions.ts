@@ -43,19 +43,70 @@ export const positionsOf = (
         Effect.map(shard.since(since), (first) =>
           first === undefined ? { ...end, since } : { id: `${since}-0`, number: numberOf(first) - 1 })))
   }
-  const count = whole(from.last, "last", 10_000)
-  return Effect.map(
-    eachOf(all, (shard) => Effect.all([Effect.map(shard.bounds, ({ end }) => end), shard.last(count)])),
-    (found) => {
-      const all = found.flatMap(([, ids], shard) => ids.map((id) => ({ shard, time: timeOf(id) })))
-      const last = all.sort((a, b) => b.time - a.time).slice(0, count)
-      return found.map(([end, ids], at) => {
-        const own = last.filter(({ shard }) => shard === at).length
-        return own > 0 ? before(ids[own - 1]!) : ids.length > 0 ? cursorAt(ids[0]!) : end
-      })
-    }
-  )
+  return lastOf(all, whole(from.last, "last", 10_000))
 }
+
+interface Bounds {
+  readonly first: Cursor
+  readonly end: Cursor
+}
+
+/** The events of a shard from a time on: how many, and where they begin. */
+interface Tail {
+  readonly count: number
+  readonly start: Cursor
+}
+
+const none = ({ end }: Bounds): Tail => ({ count: 0, start: end })
+
+const tailOf = ({ end }: Bounds, start: Cursor): Tail => ({ count: numberOf(end.id) - numberOf(start.id), start })
+
+const tailSince = (shard: Shard<any>, bounds: Bounds, time: number): Effect.Effect<Tail, CoordinatorError> =>
+  Effect.map(shard.since(time), (id) =>
+    // One that was published meanwhile is behind the end.
+    id === undefined || compareIds(id, bounds.end.id) > 0 ? none(bounds) : tailOf(bounds, before(id)))
+
+interface Tails {
+  readonly time: number
+  readonly all: ReadonlyArray<Tail>
+  readonly count: number
+}
+
+const tailsOf = (time: number, all: ReadonlyArray<Tail>): Tails => ({
+  time,
+  all,
+  count: all.reduce((sum, { count }) => sum + count, 0)
+})
+
+/**
+ * Where the last events of all shards begin. Events can be large, so none but the first of a time is read: the numbers say how many
+ * follow. The search looks where that time is if the events come evenly, and every other time in the middle.
+ */
+const lastOf = Effect.fnUntraced(function*(shards: ReadonlyArray<Shard<any>>, count: number) {
+  const bounds = yield* eachOf(shards, (shard) => shard.bounds)
+  const known = bounds.filter(({ end, first }) => end.id !== first.id)
+  let low = tailsOf(
+    Math.min(...known.map(({ first }) => timeOf(first.id))),
+    bounds.map((each) => tailOf(each, each.first))
+  )
+  let high = tailsOf(Math.max(...known.map(({ end }) => timeOf(end.id))) + 1, bounds.map(none))
+  for (let probe = 0; low.count > count && high.time - low.time > 1; probe++) {
+    const part = probe % 2 === 1 ? 0.5 : (low.count - count) / (low.count - high.count)
+    const span = high.time - low.time
+    const time = low.time + Math.min(span - 1, Math.max(1, Math.round(part * span)))
+    const tails = tailsOf(time, yield* eachOf(shards, (shard, at) => tailSince(shard, bounds[at]!, time)))
+    if (tails.count >= count) low = tails
+    else high = tails
+  }
+  // These have one time.
+  let excess = Math.max(0, low.count - count)
+  return low.all.map(({ count, start }, at): Cursor => {
+    // Retention may have removed some between two looks.
+    const skipped = Math.min(excess, Math.max(0, count - high.all[at]!.count))
+    excess -= skipped
+    return skipped === 0 ? start : cursorAt(`${low.time}-${numberOf(start.id) + skipped}`)
+  })
+})
 
 const firstOf = ({ bounds }: Shard<any>): Effect.Effect<Cursor, CoordinatorError> =>
   Effect.map(bounds, ({ first }) => first)

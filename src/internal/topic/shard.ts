@@ -225,19 +225,10 @@ export class Shard<A> implements Listener {
 
   /** The first event of a time, or of a later one. */
   since(time: number): Effect.Effect<string | undefined, CoordinatorError> {
-    return Effect.map(this.#look("XRANGE", `${time}-0`, "+", 1), ([first]) => first)
-  }
-
-  /** The last events, the newest first. */
-  last(count: number): Effect.Effect<ReadonlyArray<string>, CoordinatorError> {
-    return this.#look("XREVRANGE", "+", "-", count)
-  }
-
-  #look(command: string, from: string, to: string, count: number) {
     const { place } = this
     return Effect.map(
-      look(place, command, [keyOf(place.key, "entries"), from, to, "COUNT", count]),
-      (found) => (found as ReadonlyArray<Entry>).map(([id]) => id)
+      look(place, "XRANGE", [keyOf(place.key, "entries"), `${time}-0`, "+", "COUNT", 1]),
+      (found) => (found as ReadonlyArray<Entry>)[0]?.[0]
     )
   }
 
