@@ -111,6 +111,11 @@ local function lifeOf(topic, hasGroups)
   return math.max(topic.age, hasGroups and topic.abandon or 0, topic.members > 0 and ABANDONED or 0) + 1000
 end
 
+-- How long ids are known still, and for as long the hash has to be there: it says in which turn they are.
+local function knownFor(ctx, topic)
+  return topic.noted + 2 * windowOf(topic) - ctx.now
+end
+
 -- For good, if there is no life.
 local function keepFor(key, life)
   if life then call('PEXPIRE', key, text(life)) else call('PERSIST', key) end
@@ -148,9 +153,9 @@ local function finishTopic(ctx, topic)
   if topic.members == 0 and not groups and call('XLEN', topic.entries) == 0 then
     call('DEL', topic.entries, topic.retries)
     call('ZREM', ctx.dues, '@' .. sub(key, #ctx.prefix + 1))
-    -- Ids are known for as long as if the topic were there, and the hash says in which turn they are. Other shards may have
-    -- events, and the first one knows how many there are, whether the first `make` or a later one has named the number.
-    local left = topic.noted + 2 * windowOf(topic) - ctx.now
+    -- Ids are known for as long as if the topic were there. Other shards may have events, and the first one knows how many there
+    -- are, whether the first `make` or a later one has named the number.
+    local left = knownFor(ctx, topic)
     local life = topic.epoch == 0 and topic.width == 1 and 0 or lifeOf(topic, false)
     if left <= 0 then call('DEL', topic.even, topic.odd) end
     if left <= 0 and life == 0 then
@@ -173,7 +178,7 @@ local function finishTopic(ctx, topic)
     call('PEXPIRE', turn, text(2 * windowOf(topic)))
   end
   local life = lifeOf(topic, groups)
-  keepFor(key, life)
+  keepFor(key, life and math.max(life, knownFor(ctx, topic)))
   keepFor(topic.entries, life)
   if groups then keepFor(topic.retries, life) end
   if topic.next then alarm(ctx, key, math.max(0, topic.next - ctx.now)) end

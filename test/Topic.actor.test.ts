@@ -196,6 +196,26 @@ layer(TestServer.layer, live)("the topic actor", (it) => {
       })
     }))
 
+  it.effect("knows what was published for as long also when the events of a closed topic expire before", () =>
+    Effect.gen(function*() {
+      const redis = yield* client(yield* TestServer)
+      yield* Effect.promise(async () => {
+        const topic = actor(redis, freshNamespace(), "topic:t")
+        const entries = topic.key.replace("topic:", "topic-entries:")
+        await topic.open("a")
+        const join = () => topic.send("a", "topic.join", ["t", -1, 0, 0, 1, 0, 60_000, "1", 1])
+        const publish = (number: number) => topic.send("a", "topic.publish", ["1", "0 node  0 2 0 idp", number])
+        await join()
+        const [, event] = await publish(1)
+        await topic.send("a", "session.leave", ["t"])
+        while (await redis.exists(entries) === 1) await topic.look("topic.state", [])
+        // The alarm rings later than that.
+        await topic.ring()
+        await join()
+        assert.deepStrictEqual(await publish(2), ["duplicate", event])
+      })
+    }))
+
   it.effect("knows what was published also when the clock of Redis is behind what it was", () =>
     Effect.gen(function*() {
       const server = yield* TestServer
