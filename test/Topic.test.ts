@@ -28,7 +28,7 @@ import { make as proxy } from "../src/testing/Proxy.ts"
 import { behindLine } from "./support/behindLine.ts"
 import { eventually, realSleep } from "./support/eventually.ts"
 import { interruptedAfter, interruptedAt } from "./support/interrupter.ts"
-import { freshNamespace, type Node, node, short, TestServer } from "./support/live.ts"
+import { freshNamespace, type Node, node, short, TestServer, withNode } from "./support/live.ts"
 import { keysOf } from "./support/namespace.ts"
 import { asks } from "./support/requests.ts"
 import { forget, ownedIn } from "./support/sessions.ts"
@@ -754,6 +754,26 @@ layer(TestServer.layer, live)("a topic", (it) => {
         assert.strictEqual(accounted(live!.found), 4)
       })
     ))
+
+  it.effect("takes a read without entries for nothing: they were removed in the call that has stored them", () =>
+    Effect.suspend(() => {
+      const lines: Array<string> = []
+      const logger = Logger.make(({ logLevel, message }) => void lines.push(`${logLevel} ${String(message)}`))
+      return withNode(() =>
+        Effect.gen(function*() {
+          const topic = yield* make()
+          const [live] = yield* subscribers([topic], 0)
+          yield* eventually(
+            Effect.andThen(topic.publish(0), Effect.sync(() => assert.include(valuesOf(live!.found), 0))),
+            { interval: 20 }
+          )
+          yield* Effect.all([topic.publish(1), topic.publish(2), topic.purge], { concurrency: "unbounded" })
+          yield* topic.publish(3)
+          yield* eventually(Effect.sync(() => assert.strictEqual(valuesOf(live!.found).at(-1), 3)))
+          assert.deepStrictEqual(valuesOf(live!.found).filter((value) => value !== 0), ["Gap", 3])
+          assert.deepStrictEqual(lines, [])
+        }), { partitions: 1 }).pipe(Effect.provide(Logger.layer([logger])))
+    }))
 
   it.effect("shows what it has left out also when nothing more is published", () =>
     several(1, ([a], namespace) =>

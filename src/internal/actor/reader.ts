@@ -158,6 +158,8 @@ export class Reader {
     for (const [key, entries] of reply as ReadonlyArray<readonly [string, ReadonlyArray<Entry>]>) {
       const source = sources.find((source) => source.key === key)
       if (source === undefined || !this.#sources.has(source)) continue
+      // They were removed in the call that has stored them, which is what the read waited for.
+      if (entries.length === 0) continue
       try {
         source.onEntries(entries)
         this.#failures.delete(source)
