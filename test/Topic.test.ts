@@ -793,6 +793,26 @@ layer(TestServer.layer, live)("a topic", (it) => {
         assert.strictEqual((yield* Metric.value(Metrics.missedEvents)).count - before, 20)
       })))
 
+  it.effect("leaves out as many events as do not fit, though one read has brought them with others", () =>
+    several(1, ([a], namespace) =>
+      Effect.gen(function*() {
+        const topic = yield* on(a!, make())
+        const [live] = yield* subscribers([topic], 0, { from: "beginning" })
+        const before = (yield* Metric.value(Metrics.missedEvents)).count
+        const full = (strategy: "sliding" | "dropping") => topic.subscribed({ buffer: { capacity: 1000, strategy } })
+        const [sliding, dropping] = [yield* full("sliding"), yield* full("dropping")]
+        for (const [count, from] of [[990, 0], [20, 990], [1, 1010]] as const) {
+          yield* topic.publishAll(upTo(count, from))
+          yield* eventually(Effect.sync(() => assert.strictEqual(live!.found.length, from + count)))
+        }
+        const gap = { _tag: "Gap", topic: hostile, namespace, reason: "overflow", missed: 11 }
+        const newest = yield* collect(sliding, 1001)
+        assert.deepStrictEqual([newest[0], valuesOf(newest.slice(1))], [gap, upTo(1000, 11)])
+        const oldest = yield* collect(dropping, 1001)
+        assert.deepStrictEqual([valuesOf(oldest.slice(0, -1)), oldest.at(-1)], [upTo(1000), gap])
+        assert.strictEqual((yield* Metric.value(Metrics.missedEvents)).count - before, 22)
+      })))
+
   it.effect("logs what its events leave out", () =>
     several(1, ([a], namespace) =>
       Effect.gen(function*() {

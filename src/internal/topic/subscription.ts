@@ -257,22 +257,34 @@ export class Subscription<A> {
 
   /** Takes elements in, or answers that there is no room. */
   accept(elements: ReadonlyArray<Element<A>>): boolean {
-    if (this.#size > 0 && this.#size + elements.length > this.#capacity) {
+    const excess = this.#size > 0 ? this.#size + elements.length - this.#capacity : 0
+    let taken = elements
+    if (excess > 0) {
       if (this.#strategy === "suspend") return false
-      if (this.#strategy === "dropping") {
-        this.#dropped.add(elements)
-        return true
-      }
-      while (this.#size > 0 && this.#size + elements.length > this.#capacity) {
-        const oldest = this.#chunks.shift()!
-        this.#size -= oldest.length
-        this.#slid.add(oldest)
-      }
+      const room = Math.max(0, elements.length - excess)
+      taken = this.#strategy === "dropping" ? elements.slice(0, room) : this.#slide(excess, elements)
     }
-    this.#push(this.#dropped.take(this.#topic))
-    this.#push(elements)
+    // The gap of those that were left out before stands before these.
+    if (taken.length > 0) this.#push(this.#dropped.take(this.#topic))
+    this.#push(taken)
+    if (this.#strategy === "dropping") this.#dropped.add(elements.slice(taken.length))
     this.#wake()
     return true
+  }
+
+  // Leaves out so many of the oldest, also of these, and answers the others of these.
+  #slide(excess: number, elements: ReadonlyArray<Element<A>>): ReadonlyArray<Element<A>> {
+    let rest = excess
+    while (rest > 0 && this.#chunks.length > 0) {
+      const oldest = this.#chunks.shift()!
+      this.#slid.add(oldest.slice(0, rest))
+      const kept = oldest.slice(rest)
+      if (Arr.isReadonlyArrayNonEmpty(kept)) this.#chunks.unshift(kept)
+      this.#size -= oldest.length - kept.length
+      rest -= oldest.length - kept.length
+    }
+    this.#slid.add(elements.slice(0, rest))
+    return elements.slice(rest)
   }
 
   /** Takes in what must not be left out. */
