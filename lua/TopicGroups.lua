@@ -96,13 +96,23 @@ local function unlock(topic, group, field, rest)
   giveBack(topic, group, { match(rest, '^%S+') }, 0)
 end
 
+-- Nothing is if the stream was deleted, and with it the group.
+local function isPending(topic, group, id)
+  return (tryGroup('XPENDING', topic.entries, group.name, id, id, 1) or {})[1] ~= nil
+end
+
+-- A member says that it has done an event that is not pending: it had the event when the stream was deleted. What the group had before
+-- it was made again cost the member nothing.
+local function hadRemoved(topic, group, id)
+  return numberOf(id) >= group.first and not isPending(topic, group, id)
+end
+
 -- Some of these events were removed while members had them in hand: their keys are not known any more.
 unlockRemoved = function(topic, group, ids)
   local among = {}
   for _, id in ipairs(ids) do among[id] = true end
   eachKey(topic, group, function(field, first, rest)
-    local pending = among[first] and tryGroup('XPENDING', topic.entries, group.name, first, first, 1)
-    if pending and not pending[1] then unlock(topic, group, field, rest) end
+    if among[first] and not isPending(topic, group, first) then unlock(topic, group, field, rest) end
   end)
 end
 

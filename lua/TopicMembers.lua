@@ -222,7 +222,7 @@ handlers['topic.ack'] = function(ctx, hash, id, index, event, key)
     if member and member.missed > 0 then member.missed = math.max(0, member.missed - missed) end
     return '["acknowledged"]'
   end
-  if call('XACK', topic.entries, group.name, event) == 1 then
+  if call('XACK', topic.entries, group.name, event) == 1 or hadRemoved(topic, group, event) then
     unlockKey(topic, group, key, event)
     credited(ctx, group, id, 1)
     -- Perhaps the group has held it back, or the last ones do.
@@ -241,7 +241,13 @@ handlers['topic.retry'] = function(ctx, hash, id, index, event, delay)
   local group = groupAt(topic, index)
   if not group then return '["returned"]' end
   local pending = (tryGroup('XPENDING', topic.entries, group.name, event, event, 1, claimOf(ctx, id)) or {})[1]
-  if not pending then return '["returned"]' end
+  if not pending then
+    if hadRemoved(topic, group, event) then
+      unlockRemoved(topic, group, { event })
+      credited(ctx, group, id, 1)
+    end
+    return '["returned"]'
+  end
   if tonumber(delay) > 0 then
     local at = ctx.now + tonumber(delay)
     shift(topic, group, DELAYED, { event })

@@ -1372,6 +1372,39 @@ layer(TestServer.layer, live)("a group", (it) => {
         assert.deepStrictEqual(handled.filter((value) => value < 2), [0, 1])
       })))
 
+  for (const [orderBy, ends] of [[undefined, "succeed"], ["key", "succeed"], ["key", "fail"]] as const) {
+    it.effect(`goes on when its stream is deleted while handlers run that ${ends}, ordered by ${orderBy}`, () =>
+      several(1, ([a], namespace, server) =>
+        Effect.gen(function*() {
+          const topic = yield* on(a!, make({ key: () => "k" }))
+          const gate = yield* Deferred.make<void>()
+          const handled: Array<number> = []
+          const handler = ({ value }: Topic.Event<number>) =>
+            Effect.sync(() => handled.push(value)).pipe(
+              Effect.andThen(Deferred.await(gate)),
+              Effect.andThen(ends === "fail" && value < 4 ? Effect.fail("removed") : Effect.void)
+            )
+          yield* Effect.forkScoped(topic.run(handler, { group: "g", concurrency: 2, prefetch: 2, orderBy }))
+          yield* joined(topic, "g", 1)
+          yield* topic.publishAll(upTo(4))
+          yield* eventually(Effect.sync(() => assert.lengthOf(handled, orderBy === undefined ? 2 : 1)))
+          assert.strictEqual(yield* server.cli("DEL", `{${namespace}:00}:topic-entries:${hostile}`), "1")
+          yield* Deferred.succeed(gate, undefined)
+          yield* eventually(
+            Effect.gen(function*() {
+              yield* topic.publish(9)
+              assert.isAbove(handled.filter((value) => value === 9).length, 3)
+            }),
+            { interval: 20 }
+          )
+          // It has no more in hand than before.
+          const before = handled.length
+          yield* topic.publishAll(upTo(10, 10))
+          yield* eventually(Effect.sync(() => assert.includeMembers(handled, upTo(10, 10))))
+          assert.isAtLeast(handled.length, before + 10)
+        })))
+  }
+
   it.effect("gives nothing to a member that has as much as it can take", () =>
     several(2, (nodes) =>
       Effect.gen(function*() {
