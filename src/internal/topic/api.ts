@@ -59,7 +59,10 @@ export interface GroupOptions {
 export interface HandlerOptions<E = unknown> extends GroupOptions {
   /** How many events are handled at a time. Default 1. */
   readonly concurrency?: number | undefined
-  /** When an event whose handler has failed is delivered again. Default: 4 times, after 1, 2, 4 and 8 seconds. */
+  /**
+   * When an event whose handler has failed is delivered again. The elapsed time of the schedule is the sum of its delays. Default: 4
+   * times, after 1, 2, 4 and 8 seconds.
+   */
   readonly retry?: Schedule.Schedule<unknown, E> | undefined
   /**
    * How often the session of a member may end while it has an event, 1 to 1,000: its handler may be what kills the process. The
@@ -68,7 +71,7 @@ export interface HandlerOptions<E = unknown> extends GroupOptions {
   readonly crashes?: number | undefined
   /**
    * Where an event goes that cannot be decoded, or is not retried any more. Default: the topic that `deadLetters` opens.
-   * `false`: it is dropped, and logged.
+   * `false`: it is dropped, and logged. So is one whose dead letter is too large for Redis.
    */
   readonly deadLetter?: Topic<DeadLetter> | false | undefined
   /**
@@ -187,7 +190,10 @@ export interface Options<in out A> {
    * key. Subscribers, and groups that are ordered by key, finish the events of before it first. Default: as the topic is, or 1.
    */
   readonly shards?: number | undefined
-  /** Topics, refs and the like with the same `colocate` share a partition. Default: the name. */
+  /**
+   * Topics, refs and the like with the same `colocate` share a partition. One name with another `colocate` is another topic.
+   * Default: the name.
+   */
   readonly colocate?: string | undefined
   /** How long events that a member has not acknowledged outlive its process. Default: the coordinator's lease. */
   readonly lease?: Duration.Input | undefined

@@ -28,7 +28,7 @@ export interface State {
   /** Of the oldest and the newest event, in each shard that has any. */
   readonly first: ReadonlyArray<string>
   readonly last: ReadonlyArray<string>
-  /** Processes that have the topic open. */
+  /** Open topics: each `make` whose scope is open is one, also if a process has several. */
   readonly members: number
   readonly groups: ReadonlyArray<Group>
 }
