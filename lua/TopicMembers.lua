@@ -231,7 +231,8 @@ handlers['topic.ack'] = function(ctx, hash, id, index, event, key)
   return '["acknowledged"]'
 end
 
--- topic.retry: a member could not handle an event; it is delivered again in so many ms
+-- topic.retry: a member could not handle an event; it is delivered again in so many ms. With -1 it has not received it, and that delivery
+-- does not count.
 -- keys: all
 -- args: id string, index string, event string, delay number
 -- reply: ["returned"]
@@ -254,7 +255,7 @@ handlers['topic.retry'] = function(ctx, hash, id, index, event, delay)
     call('ZADD', topic.retries, text(at), index .. ':' .. event)
     sooner(ctx, topic, at)
   else
-    giveBack(topic, group, { event })
+    giveBack(topic, group, { event }, tonumber(delay) < 0 and pending[4] - 1 or nil)
   end
   credited(ctx, group, id, 1)
   return '["returned"]'

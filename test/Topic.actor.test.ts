@@ -462,9 +462,15 @@ layer(TestServer.layer, live)("the topic actor", (it) => {
         }
         assert.deepStrictEqual(await handed(), events)
         // A member that asks again hears the ids of the events that are too much for one answer.
-        const items = (await join("b", 64))[6] as Array<[string, string]>
+        const [, index, , , , , items] = await join("b", 64) as [string, string, ...Array<any>]
         isWithin(items)
-        assert.deepStrictEqual(items.map(([tag, id]) => tag === "unsent" ? id : tag), events)
+        assert.deepStrictEqual(items.map(([tag, id]: [string, string]) => tag === "unsent" ? id : tag), events)
+        // One that it gives back for that was not attempted.
+        const [, unsent] = items.find(([tag]: [string]) => tag === "unsent")
+        await topic.send("b", "topic.retry", ["m", index, unsent, -1])
+        await topic.ring()
+        const again = (await topic.mail("b")).flatMap(([, , , , items]) => items as Array<[string, number]>)
+        assert.deepStrictEqual(again.filter(([id]) => id === unsent).map(([, attempt]) => attempt), [1, 1])
         // What a member had in hand comes in parts too.
         await topic.end("b")
         await topic.reap("b")

@@ -229,7 +229,7 @@ class Member<A> extends work.Member {
   // It was purged before this member received it, or does not fit into the answer that says that the member has it.
   #giveBack(id: string): void {
     if (this.#working.has(id) || this.#told.has(id)) return
-    this.tell("topic.retry", [this.id, this.#index, id, 0], () => {})
+    this.tell("topic.retry", [this.id, this.#index, id, -1], () => {})
   }
 
   #miss(told: Told, deliveries: Array<Delivery<A>>): void {
