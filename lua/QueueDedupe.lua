@@ -28,11 +28,11 @@ extend.duplicated = function(ctx, queue, wish, body)
   if not job or mode == 's' then return job end
   -- The former may have been given back as if it had not begun; and one that is kept may have been promoted.
   if kept ~= '' and select(5, jobHere(queue, kept)) == 0 then
-    setNote(queue, 'b' .. kept, body)
+    replacePayload(queue, kept, body)
     return kept
   end
   if count == 0 then
-    setNote(queue, 'b' .. job, body)
+    replacePayload(queue, job, body)
     if mode == 'd' then postponeJob(ctx, queue, job, letter, at, holder, ctx.now + tonumber(wish.v)) end
     return job
   end

@@ -87,7 +87,7 @@ handlers['queue.update'] = function(ctx, key, name, body)
   local job, _, _, _, count = jobFound(ctx, queue, name)
   if not job then return MISSING end
   if count > 0 then return '["begun"]' end
-  setNote(queue, 'b' .. job, body)
+  replacePayload(queue, job, body)
   return '["updated"]'
 end
 

@@ -29,6 +29,12 @@ local function unsetNote(queue, field)
   return removed == 1
 end
 
+-- A job has another payload from now on. A checkpoint says how far the work on the former one was.
+local function replacePayload(queue, job, body)
+  setNote(queue, 'b' .. job, body)
+  unsetNote(queue, 'k' .. job)
+end
+
 -- Tells the members of a list of claims.
 local function tellMembers(ctx, claims, ...)
   for session, id in string.gmatch(claims, '([^/%s]+)/(%S+)') do deliver(ctx, session, reply('changed', id, ...)) end
@@ -66,18 +72,17 @@ local function notesOf(queue, letter, entries)
   return call('HMGET', queue.notebook, unpack(fields))
 end
 
-
--- The fields of an entry, as they are now. The first one is the payload.
+-- The fields of an entry, as they are now. The first one is the payload. A checkpoint of the entry is about its own payload.
 local function reviseFields(fields, body, checkpoint)
+  if not body and not checkpoint then return end
   if body then fields[2] = body end
-  if not checkpoint then return end
-  for at = 3, #fields, 2 do
+  for at = #fields - 1, 3, -2 do
     if fields[at] == 'k' then
-      fields[at + 1] = checkpoint
-      return
+      table.remove(fields, at)
+      table.remove(fields, at)
     end
   end
-  fields[#fields + 1], fields[#fields + 2] = 'k', checkpoint
+  if checkpoint then fields[#fields + 1], fields[#fields + 2] = 'k', checkpoint end
 end
 
 -- Adds lines to a log, and removes its oldest lines beyond the bounds.

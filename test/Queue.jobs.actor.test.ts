@@ -24,9 +24,10 @@ const verbs = [
     "keepLast"
   ] as const,
   ...["keepLast", "brief", "long", "update", "update", "postpone", "promote", "promote", "cancel", "pass"] as const,
-  ...["note", "note", "done", "done", "done", "retry", "bury", "take", "take", "take", "take"] as const
+  ...["note", "note", "done", "done", "done", "retry", "snooze", "snooze", "bury"] as const,
+  ...["take", "take", "take", "take"] as const
 ]
-const own: ReadonlyArray<string> = ["note", "done", "retry", "bury", "take"]
+const own: ReadonlyArray<string> = ["note", "done", "retry", "snooze", "bury", "take"]
 // Of a full queue: what becomes of offers is what matters there.
 const limited = [
   ...["offer", "offer", "offer", "offer", "lifo", "simple", "throttle", "update", "postpone", "promote"] as const,
@@ -58,6 +59,8 @@ interface Job {
   readonly deduped: string
   value: number
   begun: boolean
+  /** Whether it had begun before its last attempt. */
+  former: boolean
   state: "waiting" | "delayed" | "active" | "cancelled" | "gone"
   checkpoint: number | undefined
   /** When it expires, in ms: between these. */
@@ -176,11 +179,15 @@ const model = (at: number, { noted, onFull, partition, worker }: World) => {
     }
     return result
   }
+  const replace = (job: Job, value: number) => {
+    job.value = value
+    job.checkpoint = undefined
+  }
   // The job that is in the way of an offer, as far as that is certain.
   const inTheWay = (deduped: string): Job | undefined => {
     const same = named(deduped)
     if (deduped.startsWith("s")) return same[0]
-    if (deduped.startsWith("k")) return same.find(({ begun }) => !begun)
+    if (deduped.startsWith("k")) return same.findLast(({ begun }) => !begun)
     const job = debounced.get(deduped)
     return job?.begun === false ? job : undefined
   }
@@ -208,7 +215,7 @@ const model = (at: number, { noted, onFull, partition, worker }: World) => {
     if (found !== undefined) {
       leave(by)
       assert.deepStrictEqual(known, [0, found.id])
-      if (/^[kd]/.test(deduped)) found.value = own
+      if (/^[kd]/.test(deduped)) replace(found, own)
       if (deduped.startsWith("d")) found.state = "delayed"
       return
     }
@@ -230,6 +237,7 @@ const model = (at: number, { noted, onFull, partition, worker }: World) => {
       deduped,
       value: own,
       begun: false,
+      former: false,
       state: isLater ? "delayed" : "waiting",
       checkpoint: undefined,
       till: [began + life, Date.now() + life]
@@ -277,7 +285,7 @@ const model = (at: number, { noted, onFull, partition, worker }: World) => {
         const { begun } = any
         if (!isThere(any, reply)) return
         assert.deepStrictEqual(reply, isOver(any) ? ["missing"] : begun ? ["begun"] : ["updated"])
-        if (!begun) any.value = body
+        if (!begun) replace(any, body)
         return
       }
       case "postpone": {
@@ -335,6 +343,16 @@ const model = (at: number, { noted, onFull, partition, worker }: World) => {
         returned++
         return settled(active, (job) => job.state = "waiting")
       }
+      case "snooze": {
+        if (active === undefined) return
+        settling.add(active)
+        await send(by, "queue.retry", [claim, active.id, 0, "", 0])
+        returned++
+        return settled(active, (job) => {
+          job.state = "waiting"
+          job.begun = job.former
+        })
+      }
       case "bury": {
         if (active === undefined) return
         settling.add(active)
@@ -379,6 +397,7 @@ const model = (at: number, { noted, onFull, partition, worker }: World) => {
     if (!/^[dt]/.test(job!.deduped)) assert.isTrue(named(job!.deduped).every(({ state }) => state !== "active"))
     assert.strictEqual(job!.state, "waiting", `${id} was delayed`)
     job!.state = "active"
+    job!.former = job!.begun
     job!.begun = true
     credit--
   }

@@ -556,6 +556,55 @@ layer(TestServer.layer, live)("what a handler keeps of its job", (it) => {
         yield* again.stop
       })))
 
+  it.effect("is no checkpoint for a payload that has replaced the one before", () =>
+    several(1, ([a], namespace, server) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make({ name: "noted" }))
+        const found: Array<unknown> = []
+        const handler = (n: number) =>
+          Effect.gen(function*() {
+            const job = yield* Queue.Job
+            found.push([n, Option.getOrUndefined(job.checkpointed)])
+            yield* job.checkpoint(n)
+            if (n === 1) yield* job.snooze("1 hour")
+            if (n === 2) yield* Effect.fail("no")
+          })
+        const worker = yield* working(queue, handler, { attempts: 1 })
+        const begun = (...expected: ReadonlyArray<unknown>) =>
+          eventually(Effect.sync(() => assert.deepStrictEqual(found, expected)))
+        const replaced = {
+          update: [undefined, (id: string) => queue.job(id).update(3)],
+          keepLast: [{ id: "k", mode: "keepLast" }, () => queue.offer(3, { dedupe: { id: "k", mode: "keepLast" } })],
+          debounce: [
+            { id: "d", mode: "debounce", window: 10 },
+            () => queue.offer(3, { dedupe: { id: "d", mode: "debounce", window: 10 } })
+          ]
+        } as const
+        for (const [dedupe, replace] of Object.values(replaced)) {
+          const { id } = yield* queue.offer(1, { dedupe })
+          yield* begun([1, undefined])
+          yield* shows(queue, { delayed: 1, active: 0, waiting: 0 })
+          yield* replace(id)
+          yield* queue.job(id).promote
+          yield* begun([1, undefined], [3, undefined])
+          found.length = 0
+        }
+        // That of a dead letter stays with its payload.
+        const { id } = yield* queue.offer(2)
+        yield* shows(queue, { dead: 1 })
+        assert.strictEqual(yield* queue.replay(), 1)
+        yield* begun([2, undefined], [2, 2])
+        yield* shows(queue, { dead: 1 })
+        yield* queue.pause
+        assert.strictEqual(yield* queue.replay(), 1)
+        assert.isTrue(yield* queue.job(id).update(3))
+        yield* queue.resume
+        yield* begun([2, undefined], [2, 2], [3, undefined])
+        yield* shows(queue, { active: 0, waiting: 0 })
+        assert.strictEqual(yield* notesOf(namespace, server), 0)
+        yield* worker.stop
+      })))
+
   it.effect("is the latest one, also when Redis had no memory for those before", () =>
     Effect.gen(function*() {
       const server = yield* standalone()
