@@ -33,6 +33,7 @@
 --   j<job>             a cancelled job that keeps its slots: lua/QueueCancel.lua
 --   F<id>              of the id of a producer: the first id of its job, if that was replayed; `ids` has that, too
 --   x<id>              of an id for deduplication: the first job, and the job that is kept behind it
+--   K                  while waiting jobs are removed: the jobs that were kept behind these, each with the time that it has until the end
 --   q                  the list of workers that have credit and no job for it: their claims, in the order of their turns
 --   z                  of a queue with other shards: the workers to be told when there are jobs that no worker has credit for
 --   h                  the history by minutes: lua/QueueLists.lua

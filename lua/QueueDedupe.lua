@@ -13,6 +13,8 @@
 
 -- A job that is kept behind another is delayed until this time, or until the other is done.
 local FOREVER = 8640000000000000
+-- In ms: a job whose former job is removed with all that wait. The process that removes them may die.
+local KEPT_BACK = 60000
 
 -- The job that is in the way of an offer; none if the offer is to be stored.
 extend.duplicated = function(ctx, queue, wish, body)
@@ -65,5 +67,22 @@ extend.released = function(ctx, queue, deduped, job)
   local behind, letter, at, holder = jobHere(queue, kept)
   if not behind then return call('HDEL', queue.key, field) end
   call('HSET', queue.key, field, behind)
-  promoteJob(queue, behind, letter, at, holder)
+  if not queue.drained or holder ~= DELAYED then return promoteJob(queue, behind, letter, at, holder) end
+  local due = ctx.now + KEPT_BACK
+  postponeJob(ctx, queue, behind, letter, at, holder, due)
+  queue.drained[#queue.drained + 1] = behind .. ' ' .. text(due)
+end
+
+-- Some waiting jobs were removed. The jobs that were kept behind these begin when there are no more to remove.
+extend.drainedSome = function(queue, more)
+  local known = call('HGET', queue.key, 'K')
+  local kept = concat(queue.drained, ' ')
+  queue.drained = nil
+  if known then kept = known .. ' ' .. kept end
+  if more and kept ~= '' then return call('HSET', queue.key, 'K', kept) end
+  if known then call('HDEL', queue.key, 'K') end
+  for job, due in string.gmatch(kept, '(%S+) (%S+)') do
+    -- It may have begun, or have another time since.
+    if tonumber(call('ZSCORE', queue.delays, job)) == tonumber(due) then promoteJob(queue, jobHere(queue, job)) end
+  end
 end

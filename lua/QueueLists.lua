@@ -291,10 +291,14 @@ end
 -- flags: allow-oom
 handlers['queue.drain'] = function(ctx, key, delayed, behind)
   local queue = loadQueue(ctx, key)
+  if delayed ~= '1' then queue.drained = {} end
   local count, last = drainJobs(ctx, queue, delayed == '1', behind)
   local swept = sweptIn(ctx, queue)
   local more = readyIn(queue) + queue.stored > 0 or last ~= '' or delayed == '1' and queue.delayed + queue.blocked > 0
-  if delayed ~= '1' and queue.awaited > 0 then extend.removedSome(ctx, queue, more) end
+  if delayed ~= '1' then
+    extend.drainedSome(queue, more)
+    if queue.awaited > 0 then extend.removedSome(ctx, queue, more) end
+  end
   return reply('drained', count + swept, more, last)
 end
 

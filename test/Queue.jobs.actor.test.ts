@@ -23,7 +23,19 @@ const verbs = [
     "keepLast",
     "keepLast"
   ] as const,
-  ...["keepLast", "brief", "long", "update", "update", "postpone", "promote", "promote", "cancel", "pass"] as const,
+  ...[
+    "keepLast",
+    "brief",
+    "long",
+    "update",
+    "update",
+    "postpone",
+    "promote",
+    "promote",
+    "cancel",
+    "drain",
+    "pass"
+  ] as const,
   ...["note", "note", "done", "done", "done", "retry", "snooze", "snooze", "bury"] as const,
   ...["take", "take", "take", "take"] as const
 ]
@@ -311,6 +323,14 @@ const model = (at: number, { noted, onFull, partition, worker }: World) => {
         if (!isThere(any, reply)) return
         assert.deepStrictEqual(reply, isOver(any) ? ["missing"] : ["cancelled", any.state === "active"])
         if (!isOver(any)) gone(any, any.state === "active" ? "cancelled" : "gone")
+        return
+      }
+      case "drain": {
+        const [, count] = await send(by, "queue.drain", ["", ""])
+        const removed = of("waiting")
+        // The others have expired in this call.
+        expired += removed.length - count
+        for (const job of removed) gone(job)
         return
       }
       case "pass": {

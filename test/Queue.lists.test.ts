@@ -19,26 +19,16 @@ import { historyOf } from "../src/internal/queue/history.ts"
 import { awake } from "./support/awake.ts"
 import { eventually } from "./support/eventually.ts"
 import { TestServer } from "./support/live.ts"
+import { begins, isRangeError, shows, upTo, working } from "./support/queues.ts"
 import { on, several } from "./support/several.ts"
 
 const live = { excludeTestServices: true, timeout: "60 seconds" } as const
-
-const upTo = (count: number, from = 0) => Array.from({ length: count }, (_, at) => from + at)
-
-const isRangeError = <A, E>(exit: Exit.Exit<A, E>) =>
-  assert.isTrue(Exit.isFailure(exit) && String(exit.cause).includes("RangeError"), String(exit))
 
 const make = (options: Partial<Queue.Options<number>> = {}) =>
   Effect.tap(
     Queue.make({ name: "jobs", payload: Schema.Number, retention: "300 millis", ...options }),
     (queue) => Effect.addFinalizer(() => Effect.orDie(queue.obliterate))
   )
-
-const shows = <A, S, E>(queue: Queue.Queue<A, S, E>, expected: Partial<Queue.State>) =>
-  eventually(Effect.map(queue.state, (state) => {
-    const found = Object.fromEntries(Object.keys(expected).map((key) => [key, state[key as keyof Queue.State]]))
-    assert.deepStrictEqual(found, expected)
-  }))
 
 const listed = (queue: Queue.Queue<number>, options: Queue.JobsOptions) => Stream.runCollect(queue.jobs(options))
 
@@ -205,6 +195,30 @@ layer(TestServer.layer, live)("a queue is emptied", (it) => {
         assert.strictEqual(yield* queue.drain({ delayed: true }), 350)
         yield* shows(queue, { waiting: 0, delayed: 0 })
         assert.isFalse((yield* queue.offer(2, { id: "2" })).duplicate)
+      })))
+
+  it.effect("of jobs that wait, and not of the job that is kept behind one of them", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make())
+        const dedupe = { id: "x", mode: "keepLast" } as const
+        // The second one is removed by a later call than the first one, and has a group.
+        for (const [count, group] of [[0, undefined], [600, undefined], [0, "g"], [600, "g"]] as const) {
+          const failing = yield* working(queue, () => Effect.fail("no"), { retry: Schedule.spaced("1 hour") })
+          const first = yield* queue.offer(1, { dedupe })
+          yield* shows(queue, { delayed: 1, active: 0, waiting: 0 })
+          yield* failing.stop
+          const kept = yield* queue.offer(2, { dedupe, group })
+          assert.isTrue(yield* queue.job(first.id).promote)
+          yield* queue.offerAll(upTo(count), { group })
+          yield* shows(queue, { waiting: count + 1, delayed: 1 })
+          assert.strictEqual(yield* queue.drain(), count + 1)
+          assert.deepStrictEqual(yield* queue.job(kept.id).status, Option.some({ state: "waiting", attempts: 0 }))
+          const worker = yield* working(queue)
+          yield* begins(worker, [2])
+          yield* shows(queue, { active: 0 })
+          yield* worker.stop
+        }
       })))
 
   it.effect("of dead letters that are old", () =>
