@@ -12,7 +12,8 @@
 -- a <attempts> z <delays between them: src/internal/queue/delays.ts> t <timeout in ms>
 -- f <the first id of a job that was replayed, if it has one of its producer, too>
 -- e <ms after which it is not begun> r <if its outcome is kept: for how many ms> s <tick and name of its schedule> x <trace>
--- k <the checkpoint of a job that was replayed> q <how it is deduplicated, a letter, and the id for that> g <group>.
+-- k <the checkpoint of a job that was replayed> q <how it is deduplicated, a letter, and the id for that> g <group>
+-- p <the jobs that it runs after, as they were offered: no worker needs them>.
 --
 -- Each stream has one consumer group. Jobs in work are pending under the claim of their worker (in `held`, followed by the
 -- letter), so a claim lasts as long as the session does. Other pending jobs have these consumers:
@@ -46,7 +47,7 @@
 -- that others are duplicates of until then, p<node> "<number> <reply>" of the last offer of a coordinator, and f<id> of jobs that were
 -- removed, whose ids are free: offers do not read it.
 -- `dead` is a stream of dead letters: j <id> w <reason> n <attempts> c <crashes> m <error>, o <log> if there is one, and the
--- fields of the job.
+-- fields of the job. u <letter> is that of a job before it, whose end has made it a dead letter.
 --
 -- Jobs come from sources, three for each level: returned jobs, jobs whose delay is over, and jobs that wait. c1 to c12 count
 -- them, the highest level first.
@@ -327,8 +328,8 @@ local function releaseId(ctx, queue, given, job, deduped)
 end
 
 -- Keeps the outcome of a job, if that is wanted, and tells its subscriber, and the jobs and members that wait for it.
-local function conclude(ctx, queue, job, given, wanted, outcome, done)
-  if queue.awaited > 0 then extend.settled(ctx, queue, { job }, done and 's' or 'f') end
+local function conclude(ctx, queue, job, given, wanted, outcome, how)
+  if queue.awaited > 0 then extend.settled(ctx, queue, { job }, how or 'f') end
   if not wanted then return end
   local life = tonumber(wanted) or 0
   if life > 0 then
@@ -367,12 +368,12 @@ local function bury(ctx, queue, job, fields, reason, count, message, outcome)
   }
   if log then args[#args + 1], args[#args + 2] = 'o', log end
   for at = 1, #fields do args[#args + 1] = fields[at] end
-  call('XADD', unpack(args))
+  local buried = call('XADD', unpack(args))
   queue.buried = queue.buried + 1
   queue.recount = true
   local given = fieldOf(fields, 'i')
   releaseId(ctx, queue, given, job, fieldOf(fields, 'q'))
-  conclude(ctx, queue, job, given, fieldOf(fields, 'r'), outcome)
+  conclude(ctx, queue, job, given, fieldOf(fields, 'r'), outcome, 'f' .. buried)
   if policy.retain > 0 then
     call('XTRIM', queue.letters, 'MINID', '=', text(ago(ctx, policy.retain)) .. '-0')
     soonerDue(ctx, queue, ctx.now + policy.retain)

@@ -8,7 +8,7 @@
 --   c<job>       a blocked job: "<letter> <how many jobs it waits for>". The letter says what becomes of it when one of these fails:
 --                it fails (f), is skipped (s), or runs all the same (c).
 --   d<job>       a job that others run after: "<first> <last>" of its edges; behind them how it has ended, when it has:
---                s for success, f for anything else, x if all blocked jobs are being removed
+--                s for success, f for anything else, with its dead letter if it has one, x if all blocked jobs are being removed
 --   e<job> <n>   its edge of that number: the blocked job
 --   E            the jobs that have ended and still have edges. The alarm goes on with them: the work of a call is bounded.
 --   C            while waiting jobs are removed over several calls: the time until which no blocked job hears of an end. A job that is
@@ -22,8 +22,9 @@ local HELD_BACK = 5000
 local SUCCESS = '["success"'
 
 -- The jobs before an offered job, "<bytes> <name>" for each behind the letter of its policy: those that have not ended, and what the
--- others have come to for it. It answers the place of a job that is not known, from 0 on.
-local function predecessorsOf(ctx, queue, named)
+-- others have come to for it. It answers the place of a job that is not known, from 0 on. For a job that is replayed, only those matter
+-- that have not ended.
+local function predecessorsOf(ctx, queue, named, replayed)
   local policy, at, place, open, failed = sub(named, 1, 1), 2, 0, {}, nil
   while at <= #named do
     local size, from = match(named, '^(%d+) ()', at)
@@ -31,7 +32,7 @@ local function predecessorsOf(ctx, queue, named)
     local job, letter, id = jobNamed(ctx, queue, name)
     if letter and jobAt(queue, letter, id) then
       open[#open + 1] = job
-    else
+    elseif not replayed then
       local outcome = recalled(ctx, queue, 'r' .. job)
       if not outcome then return nil, place end
       if sub(outcome, 1, #SUCCESS) ~= SUCCESS then failed = failed or job end
@@ -42,8 +43,8 @@ local function predecessorsOf(ctx, queue, named)
 end
 
 -- Of an offer that is about to be stored. It answers the place of a job before it that is not known.
-extend.precede = function(ctx, queue, wish)
-  local found, unknown = predecessorsOf(ctx, queue, wish.p)
+extend.precede = function(ctx, queue, wish, replayed)
+  local found, unknown = predecessorsOf(ctx, queue, wish.p, replayed)
   wish.before = found
   return unknown
 end
@@ -64,8 +65,8 @@ local function messageOf(before)
   return 'job ' .. before .. ', which it runs after, has not succeeded'
 end
 
--- A blocked job ends, because a job before it has not succeeded.
-local function endBlocked(ctx, queue, job, policy, before, how)
+-- A blocked job ends, because a job before it has not succeeded. Its dead letter names that of the other.
+local function endBlocked(ctx, queue, job, policy, before, how, cause)
   local letter, id = split(job)
   local fields = entryAt(queue[letter], id) or {}
   queue.blocked = queue.blocked - 1
@@ -80,6 +81,7 @@ local function endBlocked(ctx, queue, job, policy, before, how)
     endJob(ctx, queue, letter, id, fields, '["skipped"]')
   else
     local message = messageOf(before)
+    if cause and cause ~= '' then fields[#fields + 1], fields[#fields + 2] = 'u', cause end
     bury(ctx, queue, job, fields, 'failed', 0, message, '["failed",' .. encoded(message) .. ']')
     removeJob(queue, letter, id)
   end
@@ -99,7 +101,7 @@ extend.settled = function(ctx, queue, jobs, how)
   local fields = {}
   for at, job in ipairs(jobs) do fields[at] = 'd' .. job end
   for at, edges in ipairs(call('HMGET', queue.key, unpack(fields))) do
-    if edges and not find(edges, '%a$') then
+    if edges and not find(edges, '%a') then
       call('HSET', queue.key, fields[at], edges .. ' ' .. (queue.clearing and 'x' or how))
       queue.ending = queue.ending or {}
       queue.ending[#queue.ending + 1] = jobs[at]
@@ -125,7 +127,7 @@ end
 
 -- Tells up to so many blocked jobs that a job before them has ended. Answers how many it has told, and whether these were all.
 local function tellBlocked(ctx, queue, before, most)
-  local first, last, how = match(call('HGET', queue.key, 'd' .. before) or '', '^(%d+) (%d+) (%a)$')
+  local first, last, how, cause = match(call('HGET', queue.key, 'd' .. before) or '', '^(%d+) (%d+) (%a)(.*)$')
   if not first then return 0, true end
   first, last = tonumber(first), tonumber(last)
   local upTo, edges = math.min(last, first + most - 1), {}
@@ -154,13 +156,13 @@ local function tellBlocked(ctx, queue, before, most)
   if #left > 0 then call('HSET', queue.key, unpack(left)) end
   if #over > 0 then call('HDEL', queue.key, unpack(over)) end
   unblock(queue, free)
-  for _, one in ipairs(gone) do endBlocked(ctx, queue, one[1], one[2], before, how) end
+  for _, one in ipairs(gone) do endBlocked(ctx, queue, one[1], one[2], before, how, cause) end
   local all = upTo == last
   if all then
     call('HDEL', queue.key, 'd' .. before)
     queue.awaited = queue.awaited - 1
   else
-    call('HSET', queue.key, 'd' .. before, text(upTo + 1) .. ' ' .. text(last) .. ' ' .. how)
+    call('HSET', queue.key, 'd' .. before, text(upTo + 1) .. ' ' .. text(last) .. ' ' .. how .. cause)
   end
   return #jobs, all
 end

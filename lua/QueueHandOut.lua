@@ -7,7 +7,9 @@
 local function describedJob(letter, id, count, fields)
   if #fields == 2 then return '["' .. letter .. id .. '",' .. count .. ',' .. fields[2] .. ']' end
   local parts = { '["' .. letter .. id .. '",' .. count .. ',' .. fields[2] }
-  for at = 3, #fields do parts[#parts + 1] = encoded(fields[at]) end
+  for at = 3, #fields, 2 do
+    if fields[at] ~= 'p' then parts[#parts + 1], parts[#parts + 2] = encoded(fields[at]), encoded(fields[at + 1]) end
+  end
   return concat(parts, ',') .. ']'
 end
 

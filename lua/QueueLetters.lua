@@ -24,33 +24,41 @@ handlers['queue.letters'] = function(ctx, key, behind, count)
 end
 
 -- queue.replay: offers the job of a dead letter again, at the end of its level; its attempts begin anew. It has a new id of its own, and
--- is known by its former one as by that of a producer. Another job that has its id is in the way.
+-- is known by its former one as by that of a producer. Another job that has its id is in the way, and so is the dead letter of the job
+-- before it that has made it one. A job that runs after others is blocked by those of them that have not ended. Without `ordered` it
+-- stays, and the answer is the number that it was first offered with: the jobs before it have smaller ones.
 -- keys: all
--- args: id string
--- reply: ["replayed", job string] | ["missing"] | ["taken"]
-handlers['queue.replay'] = function(ctx, key, id)
+-- args: id string, ordered boolean
+-- reply: ["replayed", job string] | ["missing"] | ["taken"] | ["after", number number]
+handlers['queue.replay'] = function(ctx, key, id, ordered)
   local queue = loadQueue(ctx, key)
   local fields = entryAt(queue.letters, id)
   if not fields then return MISSING end
   local former = fieldOf(fields, 'j')
   local given, first = fieldOf(fields, 'i') or former, nil
   if given ~= former and not split(given) then first = fieldOf(fields, 'f') or former end
-  if call('HGET', queue.ids, given) then return '["taken"]' end
-  local group = fieldOf(fields, 'g')
-  local letter = LOWER[sub(fieldOf(fields, 'j'), 1, 1)]
-  if group then letter = groups.letters[letter] end
+  local wish, cause = { p = fieldOf(fields, 'p') }, fieldOf(fields, 'u')
+  if wish.p and ordered ~= '1' then return reply('after', tonumber(match(first or given, '%d+$'))) end
+  if call('HGET', queue.ids, given) or cause and entryAt(queue.letters, cause) then return '["taken"]' end
+  if wish.p then extend.precede(ctx, queue, wish, true) end
+  local group, blocked = fieldOf(fields, 'g'), extend.isBlocked(wish)
+  local letter = LOWER[sub(former, 1, 1)]
+  if group or blocked then letter = (group and groups.letters or HELD)[letter] end
   queue.number, queue.stamp = queue.number + 1, math.max(queue.stamp, ctx.now)
   local at = text(queue.stamp) .. '-' .. text(queue.number)
   local args, own = { queue[letter], at }, false
   for place = 1, #fields, 2 do
     -- The letter's own fields end with the first one of the job.
     own = own or fields[place] == 'b'
-    if own and not find('eifq', fields[place], 1, true) then args[#args + 1], args[#args + 2] = fields[place], fields[place + 1] end
+    if own and not find('eifqu', fields[place], 1, true) then args[#args + 1], args[#args + 2] = fields[place], fields[place + 1] end
   end
   args[#args + 1], args[#args + 2] = 'i', given
   if first then args[#args + 1], args[#args + 2] = 'f', first end
   call('XADD', unpack(args))
-  if group then
+  if blocked then
+    holdJobs(queue, consumerOf(letter, BLOCKED), { at })
+    extend.blocked(ctx, queue, letter .. at, wish)
+  elseif group then
     holdJobs(queue, consumerOf(letter, RETURNED), { at })
     groups.offered(queue, letter, at, group, false)
   else

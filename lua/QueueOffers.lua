@@ -35,7 +35,7 @@ end
 
 local function offerWish(ctx, queue, id, body, wish, holding)
   local args = { queue[wish.level], id, 'b', body }
-  for _, name in ipairs({ 'i', 'a', 'z', 't', 's', 'x', 'q', 'g', 'r' }) do
+  for _, name in ipairs({ 'i', 'a', 'z', 't', 's', 'x', 'q', 'g', 'r', 'p' }) do
     if wish[name] then args[#args + 1], args[#args + 2] = name, wish[name] end
   end
   local till = wish.e and ctx.now + tonumber(wish.e)

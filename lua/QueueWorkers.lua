@@ -185,7 +185,7 @@ local function finishJob(ctx, queue, job, given, deduped, outcome, life)
   queue.active, queue.completed = queue.active - 1, queue.completed + 1
   dropNotes(ctx, queue, { job })
   releaseId(ctx, queue, given, job, deduped)
-  conclude(ctx, queue, job, given, outcome ~= '' and life, outcome, true)
+  conclude(ctx, queue, job, given, outcome ~= '' and life, outcome, 's')
   return true
 end
 

@@ -398,7 +398,7 @@ const model = (at: number, { nameOf, now, partition, rules: { limit, spacing } }
         [reason, Number(attempts), Number(crashes), Number(body)],
         [job.crashes >= mostCrashes ? "crashed" : "failed", job.attempts, job.crashes, job.value]
       )
-      const [tag, id] = await queue.send(name, "queue.replay", [letter])
+      const [tag, id] = await queue.send(name, "queue.replay", [letter, "1"])
       assert.strictEqual(tag, "replayed")
       assert.strictEqual((id as string)[0], levels[job.level])
       gone(job)

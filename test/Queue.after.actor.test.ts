@@ -33,7 +33,14 @@ const step = fc.oneof(
   {
     weight: 10,
     arbitrary: fc.record({
-      do: fc.constantFrom("done" as const, "done" as const, "bury" as const, "cancel" as const, "retry" as const),
+      do: fc.constantFrom(
+        "done" as const,
+        "done" as const,
+        "bury" as const,
+        "cancel" as const,
+        "retry" as const,
+        "replay" as const
+      ),
       pick: fc.nat(50)
     })
   },
@@ -51,12 +58,23 @@ const call = fc.oneof(
 type Call = (typeof call) extends fc.Arbitrary<infer A> ? A : never
 
 interface Job {
-  readonly id: string
+  /** A replay gives it another one. */
+  id: string
   readonly kept: boolean
   readonly policy: string
+  readonly before: ReadonlyArray<Job>
   open: number
-  readonly after: Array<Job>
+  /** Jobs after it, with the ids that they had. */
+  after: Array<readonly [job: Job, id: string]>
+  /** Its dead letter, and that of the job before it that has made it one. */
+  letter: Letter | undefined
+  cause: Letter | undefined
   state: "blocked" | "live" | "success" | "failed" | "skipped" | "cancelled" | "crashed"
+}
+
+interface Letter {
+  /** Known behind the call that has written it. */
+  id: string | undefined
 }
 
 /** A queue that one session has joined. */
@@ -183,9 +201,10 @@ const model = (at: number, { fieldsOf, partition, session }: World) => {
   const queue = partition.beside(`queue:q${at}`)
   const [member, worker] = [`p${at}`, `w${at}`]
   const jobs = new Map<string, Job>()
+  const every = () => [...new Set(jobs.values())]
   // Jobs in hand, as far as they were not returned, and jobs whose ends others were not notified of.
   let held = new Set<Job>()
-  let ended: Array<Job> = []
+  let ended: Array<Pick<Job, "state" | "after" | "letter">> = []
   let number = 0
   const fields = () => fieldsOf(queue.key)
   const join = () =>
@@ -193,18 +212,22 @@ const model = (at: number, { fieldsOf, partition, session }: World) => {
   const work = () => queue.send(session(), "queue.work", [worker, 3])
 
   const isOpen = ({ state }: Job): boolean => state === "live" || state === "blocked"
-  const alive = () => [...jobs.values()].filter(isOpen)
-  const end = (job: Job, state: Exclude<Job["state"], "blocked" | "live">): void => {
+  const alive = () => every().filter(isOpen)
+  const end = (job: Job, state: Exclude<Job["state"], "blocked" | "live">, cause?: Letter): void => {
     job.state = state
+    job.cause = cause
+    if (state === "failed" || state === "crashed") job.letter = { id: undefined }
     held.delete(job)
-    ended.push(job)
+    ended.push({ ...job })
   }
+  const isLetter = (letter: Letter | undefined) => letter !== undefined && every().some((job) => job.letter === letter)
   const tell = () => {
     for (let job = ended.shift(); job !== undefined; job = ended.shift()) {
-      for (const next of job.after) {
-        if (next.state !== "blocked") continue
-        if (job.state !== "success" && next.policy !== "c") end(next, next.policy === "s" ? "skipped" : "failed")
-        else if (--next.open === 0) next.state = "live"
+      for (const [next, id] of job.after) {
+        if (next.state !== "blocked" || next.id !== id) continue
+        if (job.state !== "success" && next.policy !== "c") {
+          end(next, next.policy === "s" ? "skipped" : "failed", job.letter)
+        } else if (--next.open === 0) next.state = "live"
       }
     }
   }
@@ -218,7 +241,7 @@ const model = (at: number, { fieldsOf, partition, session }: World) => {
   }
 
   const offer = async (one: Extract<Step, { do: "offer" | "after" }>) => {
-    const all = [...jobs.values()]
+    const all = every()
     const before = one.do === "offer" || all.length === 0 ? [] : one.before.map((at) => all[at % all.length]!)
     const policy = one.do === "offer" ? "" : one.policy
     const named = before.length === 0 ? "" : policy + before.map(({ id }) => `${id.length} ${id}`).join("")
@@ -236,11 +259,30 @@ const model = (at: number, { fieldsOf, partition, session }: World) => {
     const id = `${letters["uhnl".indexOf(one.level)]}${stamp}-${first}`
     const open = before.filter(isOpen)
     const state = open.length === 0 ? "live" : "blocked"
-    const job: Job = { id, kept: one.kept, policy, open: open.length, after: [], state }
+    const { kept } = one
+    const none = { letter: undefined, cause: undefined }
+    const job: Job = { id, kept, policy, before, open: open.length, after: [], state, ...none }
     jobs.set(id, job)
     const failed = before.some((job) => !isOpen(job) && job.state !== "success")
     if (failed && policy !== "c") end(job, policy === "s" ? "skipped" : "failed")
-    else for (const one of open) one.after.push(job)
+    else for (const one of open) one.after.push([job, id])
+  }
+  const replay = async (pick: number) => {
+    const found = every().filter((job) => job.letter?.id !== undefined && !settling.has(job))
+    const job = found[pick % Math.max(1, found.length)]
+    if (job === undefined) return
+    settling.add(job)
+    const [tag, id] = await queue.send(session(), "queue.replay", [job.letter!.id!, "1"])
+    assert.strictEqual(tag, isLetter(job.cause) ? "taken" : "replayed")
+    if (tag === "taken") return
+    const open = job.before.filter(isOpen)
+    job.id = id
+    jobs.set(id, job)
+    job.open = open.length
+    job.after = []
+    job.letter = job.cause = undefined
+    job.state = open.length === 0 ? "live" : "blocked"
+    for (const one of open) one.after.push([job, id])
   }
 
   // A worker says once what has become of a job.
@@ -276,13 +318,15 @@ const model = (at: number, { fieldsOf, partition, session }: World) => {
       case "drain":
       case "drainAll":
         return drain(one.do === "drainAll")
+      case "replay":
+        return replay(one.pick)
       default:
         return settle(one.do, one.pick)
     }
   }
 
   const check = async () => {
-    for (const { id, kept, state } of jobs.values()) {
+    for (const { id, kept, state } of every()) {
       const [tag, found] = await queue.look("queue.status", [id])
       if (state === "blocked") assert.strictEqual(found, "blocked", id)
       else if (state === "live") assert.include(["waiting", "active"], found, id)
@@ -292,7 +336,10 @@ const model = (at: number, { fieldsOf, partition, session }: World) => {
         assert.strictEqual(outcome[0] === "outcome" ? outcome[2][0] : "missing", kept ? state : "missing", id)
       }
     }
-    const blocked = [...jobs.values()].filter(({ state }) => state === "blocked").map(({ id }) => id)
+    const letters = new Map((await queue.look("queue.letters", ["", 1000]))[1].map(([letter, id]: any) => [id, letter]))
+    for (const { id, letter } of every()) if (letter !== undefined) letter.id = letters.get(id) as string
+    assert.strictEqual(letters.size, every().filter(({ letter }) => letter?.id !== undefined).length)
+    const blocked = every().filter(({ state }) => state === "blocked").map(({ id }) => id)
     assert.strictEqual((await queue.look("queue.state", []))[12], blocked.length)
     const [, , listed] = await queue.look("queue.jobs", ["blocked", "", 100])
     assert.deepStrictEqual(listed.map((job: Array<Array<unknown>>) => job[2]![0]).toSorted(), blocked.toSorted())

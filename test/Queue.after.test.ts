@@ -94,6 +94,45 @@ layer(TestServer.layer, live)("a job after others", (it) => {
         yield* worker.stop
       })))
 
+  it.effect("comes after them when its dead letter is replayed, too", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make())
+        let fails = true
+        const ended: Array<number> = []
+        const worker = yield* working(queue, (n) =>
+          Effect.gen(function*() {
+            if (fails) yield* Effect.fail("no")
+            ended.push(n)
+          }), { attempts: 1, concurrency: 8 })
+        yield* queue.pause
+        const first = yield* queue.offer(0)
+        const second = yield* queue.offer(1, { after: [first.id], onFailure: "continue", group: "g" })
+        const third = yield* queue.offer(2, { after: [second.id, first.id] })
+        const other = yield* queue.offer(3, { after: [first.id] })
+        yield* queue.resume
+        yield* shows(queue, { dead: 4, blocked: 0 })
+        assert.deepStrictEqual(worker.begun, [0, 1])
+        // By itself, it does not begin before the job that has made it a dead letter.
+        for (const { id } of [other, third]) assert.isFalse(yield* queue.job(id).retry)
+        yield* queue.pause
+        const letters = (yield* Stream.runCollect(queue.deadLetters)).map(({ letter }) => letter)
+        assert.strictEqual(yield* queue.replay(letters.toReversed()), 4)
+        yield* shows(queue, { dead: 0, waiting: 1, blocked: 3 })
+        yield* queue.resume
+        // They fail again, as they did the first time.
+        yield* shows(queue, { dead: 4, blocked: 0 })
+        fails = false
+        assert.isTrue(yield* queue.job(first.id).retry)
+        yield* shows(queue, { dead: 3, active: 0, waiting: 0 })
+        assert.isTrue(yield* queue.job(other.id).retry)
+        yield* begins({ begun: ended }, [0, 3])
+        assert.strictEqual(yield* queue.replay(), 2)
+        yield* begins({ begun: ended }, [0, 3, 1, 2])
+        yield* shows(queue, { dead: 0, active: 0, blocked: 0 })
+        yield* worker.stop
+      })))
+
   it.effect("is refused when nothing is known of one of them", () =>
     several(1, ([a]) =>
       Effect.gen(function*() {

@@ -377,7 +377,7 @@ const drive = async (redis: Redis, both: readonly [Rules, Rules], calls: Readonl
         if (letter === undefined) return undefined
         return wanted.do === "discard" ?
           [["queue.discard", [letter], hash]] :
-          [["queue.replay", [letter], hash], ([tag, job]) => {
+          [["queue.replay", [letter, "1"], hash], ([tag, job]) => {
             if (tag === "replayed") known[at]!.push(job)
           }]
       }

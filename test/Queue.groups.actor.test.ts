@@ -375,7 +375,7 @@ const model = (which: number, { limit, nameOf, partition, spacing }: World) => {
     for (const [letter, former, , , , , , , name] of found as Array<Array<string>>) {
       const job = jobs.get(former!)!
       assert.strictEqual(name, names[job.group])
-      const [, id] = await queue.send(by, "queue.replay", [letter!])
+      const [, id] = await queue.send(by, "queue.replay", [letter!, "1"])
       jobs.delete(former!)
       const again = { number: Number(id.slice(id.indexOf("-") + 1)), attempts: 0, crashes: 0, begun: false, worker: -1 }
       jobs.set(id, { ...job, ...again, id, former: job.former ?? former!, state: "waiting" })

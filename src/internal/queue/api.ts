@@ -290,7 +290,8 @@ export interface Queue<in out A, in out S = unknown, in out E = never> {
   readonly letters: (options?: LettersOptions | undefined) => Stream.Stream<DeadLetter, QueueError>
   /**
    * Offers the jobs of dead letters again, which begin with their first attempt: those of these `letter`s, or of all that there
-   * are now. Answers how many they were: one stays if another job has its `id`.
+   * are now. Answers how many they were: one stays if another job has its `id`, or while the dead letter of a job of its `after` is
+   * there that has made it one.
    */
   readonly replay: (letters?: ReadonlyArray<string> | undefined) => Effect.Effect<number, QueueError>
   /** Removes dead letters: these, or all. Answers how many they were. */

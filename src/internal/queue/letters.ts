@@ -110,10 +110,33 @@ export class Letters {
   replay(letters?: ReadonlyArray<string>): Effect.Effect<number, QueueError> {
     return Effect.suspend(() => {
       const chosen = letters === undefined ? this.#present : Stream.fromIterable(this.#here(letters))
-      return Stream.mapEffect(chosen, (letter) => failing(request(this.#place, "queue.replay", [letter])), {
-        concurrency: pageSize
-      }).pipe(Stream.filter(([tag]) => tag === "replayed"), Stream.runCount)
+      // Jobs that run after others are offered behind all others, as they were first: a job comes before those after it.
+      const behind: Array<readonly [number: number, letter: string]> = []
+      const sorted = Stream.suspend(() =>
+        Stream.fromIterable(behind.toSorted(([a], [b]) => a - b).map(([, letter]) => letter))
+      )
+      return Effect.zipWith(
+        this.#replay(chosen, false, (number, letter) => behind.push([number, letter])),
+        this.#replay(sorted, true),
+        (some, others) => some + others
+      )
     })
+  }
+
+  #replay(
+    letters: Stream.Stream<string, QueueError>,
+    ordered: boolean,
+    isAfter: (number: number, letter: string) => void = () => {}
+  ): Effect.Effect<number, QueueError> {
+    return Stream.mapEffect(
+      letters,
+      (letter) =>
+        Effect.map(failing(request(this.#place, "queue.replay", [letter, ordered])), (reply) => {
+          if (reply[0] === "after") isAfter(reply[1], letter)
+          return reply[0]
+        }),
+      { concurrency: pageSize }
+    ).pipe(Stream.filter((tag) => tag === "replayed"), Stream.runCount)
   }
 
   // As many as there are now: a job that fails again at once has a new one, behind them.
