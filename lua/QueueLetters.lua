@@ -54,7 +54,11 @@ handlers['queue.replay'] = function(ctx, key, id, ordered)
   end
   args[#args + 1], args[#args + 2] = 'i', given
   if first then args[#args + 1], args[#args + 2] = 'f', first end
+  -- The time in which it may begin is what was left when it was stored, which its former id tells.
+  local left = tonumber(fieldOf(fields, 'e') or 0) - tonumber(match(former, '%d+'))
+  if left > 0 then args[#args + 1], args[#args + 2] = 'e', text(queue.stamp + left) end
   call('XADD', unpack(args))
+  if left > 0 then extend.expires(ctx, queue, letter .. at, queue.stamp + left) end
   if blocked then
     holdJobs(queue, consumerOf(letter, BLOCKED), { at })
     extend.blocked(ctx, queue, letter .. at, wish)

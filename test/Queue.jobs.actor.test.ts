@@ -595,6 +595,25 @@ layer(TestServer.layer, live)("jobs of the queue actor", (it) => {
       assert.strictEqual(await left(), 0)
     }))
 
+  it.effect("have their time anew when they are replayed", () =>
+    alone(async ({ delivered, look, offers, passed, ring, send, work }) => {
+      await work(1)
+      const [, stamp, first] = await offers(["1i3e500"], "one")
+      const jobs = [`n${stamp}-${first}`]
+      for (const take of [1, 0]) {
+        await send("worker", "queue.bury", ["w", jobs.at(-1)!, "failed", "no", "", take])
+        await passed(600)
+        const [, [[letter]]] = await look("queue.letters", ["", 1])
+        jobs.push((await send("producer", "queue.replay", [letter, ""]))[1])
+      }
+      assert.deepStrictEqual((await delivered()).map(([id]) => id), jobs.slice(0, 2))
+      assert.strictEqual((await look("queue.status", ["one"]))[0], "status")
+      await passed(500)
+      await ring()
+      assert.strictEqual((await look("queue.status", ["one"]))[0], "missing")
+      assert.strictEqual((await look("queue.state", []))[9], 1)
+    }))
+
   it.effect("expire when the alarm rings, so many in a call, and those in work when they go back", () =>
     alone(async ({ alarm, delivered, look, now, offers, passed, ring, send, work }) => {
       const state = async () => {
