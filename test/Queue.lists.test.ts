@@ -178,8 +178,13 @@ layer(TestServer.layer, live)("the jobs of a queue", (it) => {
           isRangeError(yield* Effect.exit(Effect.suspend(() => listed(queue, { state: "waiting", ...options }))))
         }
         isRangeError(yield* Effect.exit(Effect.suspend(() => queue.clean(-1))))
-        for (const state of ["waiting", "delayed", "active"] as const) {
+        for (const state of ["waiting", "delayed", "active", "blocked"] as const) {
           assert.deepStrictEqual(yield* listed(queue, { state }), [])
+          // Places count from 1 on.
+          for (const after of ["0 1-1", "0 ^1-1", "00 1-1"]) {
+            isRangeError(yield* Effect.exit(Effect.suspend(() => listed(queue, { state, after }))))
+          }
+          assert.deepStrictEqual(yield* listed(queue, { state, after: "99 1-1" }), [])
         }
       })))
 })

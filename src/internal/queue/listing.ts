@@ -55,7 +55,7 @@ export const jobs = <A>(
   { decodeParsed }: Codec<A>,
   { after = "", limit, state }: JobsOptions
 ): Stream.Stream<JobInfo<A>, CoordinatorError> => {
-  if (!/^(?:\d{1,16} \^?\d{1,16}(?:-\d{1,16})?|g[^]+)?$/.test(after)) {
+  if (!/^(?:[1-9]\d{0,15} \^?\d{1,16}-\d{1,16}|\d{1,16} \d{1,16}|g[^]+)?$/.test(after)) {
     throw new RangeError("after must be the cursor of a job")
   }
   oneOf(state, "state", ["waiting", "delayed", "blocked", "active"])
