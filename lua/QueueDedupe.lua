@@ -7,7 +7,8 @@
 -- The letters of the modes, and which offers store nothing:
 --   s  simple: while the job is not done
 --   t  throttle: until the window is over that began with the offer of the job
---   d  debounce: while the job has not begun, which then has the payload of the last offer, and begins a window after that
+--   d  debounce: while the job has not begun, which then has the payload of the last offer, and begins a window after that, unless it
+--      was to begin later
 --   k  keepLast: while the job has not begun, which then has the payload of the last offer. While it has begun and is not done,
 --      the next job is kept behind it.
 
@@ -35,7 +36,11 @@ extend.duplicated = function(ctx, queue, wish, body)
   end
   if count == 0 then
     replacePayload(queue, job, body)
-    if mode == 'd' then postponeJob(ctx, queue, job, letter, at, holder, ctx.now + tonumber(wish.v)) end
+    if mode == 'd' then
+      -- A handler that has snoozed it, or a process that has rescheduled it, may want it later.
+      local due = holder == DELAYED and call('ZSCORE', queue.delays, job) or not holder and noteOf(queue, 'd' .. job)
+      postponeJob(ctx, queue, job, letter, at, holder, math.max(ctx.now + tonumber(wish.v), tonumber(due or 0)))
+    end
     return job
   end
   if mode == 'd' then return nil end

@@ -1,6 +1,6 @@
 /** What handlers decide about their jobs, and what other processes may change of jobs that are not done. */
 import { assert, layer } from "@effect/vitest"
-import { Cause, Deferred, Effect, Exit, Fiber, Option, Schedule, Schema, Stream } from "effect"
+import { Cause, DateTime, Deferred, Effect, Exit, Fiber, Option, Schedule, Schema, Stream } from "effect"
 import { Queue } from "../src/index.ts"
 import { eventually, realSleep } from "./support/eventually.ts"
 import { freshNamespace, node, TestServer } from "./support/live.ts"
@@ -771,6 +771,41 @@ layer(TestServer.layer, live)("a job that means the same as others", (it) => {
         yield* shows(queue, { completed: 2 })
         yield* isEmpty(queue, namespace, server)
         yield* worker.stop
+      })))
+
+  it.effect("is not begun sooner by a later one, when it was snoozed or rescheduled", () =>
+    several(1, ([a]) =>
+      Effect.gen(function*() {
+        const queue = yield* on(a!, make({ name: "same" }))
+        const dedupe = { id: "x", mode: "debounce", window: "10 millis" } as const
+        const worker = yield* working(queue, () => Effect.flatMap(Queue.Job, (job) => job.snooze("1 hour")))
+        const { id } = yield* queue.offer(1, { dedupe })
+        yield* begins(worker, [1])
+        yield* shows(queue, { delayed: 1, active: 0 })
+        const due = Effect.map(
+          Stream.runHead(queue.jobs({ state: "delayed" })),
+          (found) => DateTime.toEpochMillis(Option.getOrThrow(found).due!) - Date.now()
+        )
+        assert.isTrue((yield* queue.offer(2, { dedupe })).duplicate)
+        assert.closeTo(yield* due, 3_600_000, 30_000)
+        assert.isTrue(yield* queue.job(id).reschedule({ delay: "2 hours" }))
+        assert.isTrue((yield* queue.offer(3, { dedupe })).duplicate)
+        assert.closeTo(yield* due, 7_200_000, 30_000)
+        // It is later, when the window is longer.
+        assert.isTrue((yield* queue.offer(4, { dedupe: { ...dedupe, window: "3 hours" } })).duplicate)
+        assert.closeTo(yield* due, 10_800_000, 30_000)
+        yield* worker.stop
+        // Also before a worker has come to it.
+        const keepLast = { id: "y", mode: "keepLast" } as const
+        const second = yield* queue.offer(5, { dedupe: keepLast })
+        assert.isTrue(yield* queue.job(second.id).reschedule({ delay: "1 hour" }))
+        assert.isTrue((yield* queue.offer(6, { dedupe: { ...dedupe, id: "y" } })).duplicate)
+        const again = yield* working(queue)
+        assert.isTrue(yield* queue.job(id).promote)
+        yield* begins(again, [4])
+        yield* shows(queue, { waiting: 0, active: 0, delayed: 1 })
+        assert.deepStrictEqual(again.begun, [4])
+        yield* again.stop
       })))
 
   it.effect("is kept behind the one that runs, with the last payload", () =>
