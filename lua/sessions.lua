@@ -28,7 +28,8 @@ local NEEDED = {
   { 'HSCAN', '0' }, { 'HSET', 'f', 'v' }, { 'MGET' }, { 'PERSIST' }, { 'PEXPIRE', '1' }, { 'SADD', 'm' }, { 'SET', 'v' }, { 'SRANDMEMBER' }, { 'SREM', 'm' },
   { 'UNLINK' },
   { 'XACK', 'g', '0' }, { 'XADD', '*', 'f', 'v' }, { 'XCLAIM', 'g', 'c', '0', '0' }, { 'XDEL', '0' }, { 'XPENDING', 'g' },
-  { 'XLEN' }, { 'XRANGE', '-', '+' }, { 'XREVRANGE', '+', '-' }, { 'XTRIM', 'MINID', '0' }, { 'ZADD', '0', 'm' }, { 'ZRANGEBYLEX', '-', '+' }, { 'ZRANGEBYSCORE', '0', '0' }, { 'ZREM', 'm' }
+  { 'XLEN' }, { 'XRANGE', '-', '+' }, { 'XREVRANGE', '+', '-' }, { 'XTRIM', 'MINID', '0' }, { 'ZADD', '0', 'm' }, { 'ZRANGEBYLEX', '-', '+' }, { 'ZRANGEBYSCORE', '0', '0' }, { 'ZREM', 'm' },
+  { 'ZSCORE', 'm' }
 }
 
 -- What stands in the way of a command: it is denied, or the server has no such command, because an operator has renamed it.

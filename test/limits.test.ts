@@ -67,7 +67,8 @@ const inside = [
     "+zadd",
     "+zrangebylex",
     "+zrangebyscore",
-    "+zrem"
+    "+zrem",
+    "+zscore"
   ]
 ]
 const rules = (namespace: string) => [
