@@ -156,8 +156,9 @@ handlers['latch.join'] = function(ctx, key, id, total, remaining, life, decided,
     call('HSET', key, 's', packLatch(latch))
   end
   if known and not member then
+    local used = latch.members > 0
     -- Had the members that died been reaped in time, the latch might be gone, or free.
-    if epoch == 0 and latch.members > 0 and anyway == '' and isStale(ctx) then return STALE end
+    if epoch == 0 and used and anyway == '' and isStale(ctx) then return STALE end
     if epoch == latch.epoch and resets > latch.resets and (run ~= '' or latch.run == '') then
       latch.resets = resets - 1
       resetLatch(ctx, key, latch, total, remaining, run)
@@ -166,7 +167,6 @@ handlers['latch.join'] = function(ctx, key, id, total, remaining, life, decided,
     elseif run ~= '' and latch.run ~= run then
       resetLatch(ctx, key, latch, total, remaining, run)
     elseif fresh == '1' or latch.total ~= total then
-      local used = latch.members > 0
       if fresh == '1' and not used then
         resetLatch(ctx, key, latch, total, remaining, run)
       elseif latch.total ~= total and mismatch ~= 'keep' then

@@ -54,7 +54,7 @@ handlers['queue.replay'] = function(ctx, key, id, ordered)
   end
   args[#args + 1], args[#args + 2] = 'i', given
   if first then args[#args + 1], args[#args + 2] = 'f', first end
-  -- The time in which it may begin is what was left when it was stored, which its former id tells.
+  -- A replayed job has as long to begin as it had when it was stored: its former id tells when that was.
   local left = tonumber(fieldOf(fields, 'e') or 0) - tonumber(match(former, '%d+'))
   if left > 0 then args[#args + 1], args[#args + 2] = 'e', text(queue.stamp + left) end
   call('XADD', unpack(args))

@@ -221,7 +221,8 @@ local function hasLeft(ctx, session)
   return session == ctx.session or known and known.deadline == CLOSED
 end
 
--- What is left, in ms, of the time that a resource outlives its last member: it counts from the end of a session that has died.
+-- What is left, in ms, of the time that a resource outlives its last member. If the session of that member has died, the time counts from
+-- the end of that session.
 local function leftOf(ctx, session, life)
   local known = session ~= ctx.session and sessionOf(ctx, session)
   local ended = known and known.deadline > 0 and known.deadline or ctx.now

@@ -1,20 +1,18 @@
 /** Latches: open, all pass; closed, they wait. */
 import { assert, layer } from "@effect/vitest"
 import { Deferred, Duration, Effect, Fiber, Latch as EffectLatch, Option } from "effect"
-import { Coordinator, CountDownLatch, Latch, Lock } from "../src/index.ts"
+import { CountDownLatch, Latch, Lock } from "../src/index.ts"
 import { make as proxy } from "../src/testing/Proxy.ts"
 import { assertUnanswered, behindLine } from "./support/behindLine.ts"
 import { eventually } from "./support/eventually.ts"
 import { type Node, node, TestServer, withNode } from "./support/live.ts"
 import { fields } from "./support/requests.ts"
-import { lose, on, pending, promptly, several } from "./support/several.ts"
+import { lose, on, pending, promptly, sessionsOf, several } from "./support/several.ts"
 
 const live = { excludeTestServices: true, timeout: "60 seconds" } as const
 
 /** Short, so that the namespace is empty soon. */
 const timeToLive = "100 millis"
-
-const sessions = Effect.flatMap(Coordinator.Coordinator, (it) => it.sessions)
 
 layer(TestServer.layer, live)("a latch", (it) => {
   it.effect("lets waiters pass, until it is closed", () =>
@@ -264,7 +262,7 @@ layer(TestServer.layer, live)("a latch", (it) => {
         yield* mine.await
         for (const closes of [false, true]) {
           yield* line.blackhole
-          yield* eventually(Effect.map(on(far, sessions), ([session]) => session!.state === "opening"))
+          yield* eventually(Effect.map(sessionsOf(far), ([session]) => session!.state === "opening"))
           const waiting = yield* Effect.forkChild(mine.await)
           yield* pending(waiting)
           if (closes) yield* theirs.close

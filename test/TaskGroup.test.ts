@@ -14,7 +14,17 @@ import { assertEmpty, deadlineOf, freshNamespace, type Node, node, TestServer, w
 import { asks, fields } from "./support/requests.ts"
 import type { Server } from "./support/servers.ts"
 import { forget, ownedIn } from "./support/sessions.ts"
-import { eventsOf, forgetSession, fragile, lose, on, pending, promptly, several } from "./support/several.ts"
+import {
+  eventsOf,
+  forgetSession,
+  fragile,
+  lose,
+  on,
+  pending,
+  promptly,
+  sessionsOf,
+  several
+} from "./support/several.ts"
 
 const live = { excludeTestServices: true, timeout: "60 seconds" } as const
 
@@ -29,8 +39,6 @@ const reasonOf = <A, E>(effect: Effect.Effect<A, TaskGroup.TaskGroupError<E>, Sc
   Effect.map(Effect.flip(effect), ({ reason }) => reason)
 
 const arrayOf = <A>(results: ReadonlyMap<string, A>) => [...results]
-
-const sessionsOf = (context: Node) => on(context, Effect.flatMap(Coordinator.Coordinator, (it) => it.sessions))
 
 const sessionOf = (context: Node) => Effect.map(sessionsOf(context), ([session]) => session!.id!)
 

@@ -50,11 +50,10 @@ export const isPending = <A, E>(fiber: Fiber.Fiber<A, E>): boolean => fiber.poll
 
 export const pending = <A, E>(fiber: Fiber.Fiber<A, E>) => Effect.sync(() => assert.isUndefined(fiber.pollUnsafe()))
 
-const sessionOf = (context: Node) =>
-  Effect.provideContext(
-    Effect.flatMap(Coordinator.Coordinator, ({ sessions }) => Effect.map(sessions, ([session]) => session!.id!)),
-    context
-  )
+export const sessionsOf = (context: Node) =>
+  Effect.provideContext(Effect.flatMap(Coordinator.Coordinator, ({ sessions }) => sessions), context)
+
+const sessionOf = (context: Node) => Effect.map(sessionsOf(context), ([session]) => session!.id!)
 
 /** The only channel of a coordinator with one partition and one length of lease. */
 export const channelOf = (context: Node): Channel => {
